@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from tests.vision_models import vision
 
-from inlay.digest import Secret, media_digest
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.media.spec import layout, media_segments
-from inlay.prompt import Buffer, Prompt, Segment, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.digest import Secret, media_digest
+from inlay.messages.prompt import Buffer, Prompt, Segment, Tokens
+from inlay.messages.request import Output, Request, Sampling
 
 IMAGES = 8
 SIDE, SMALL_SIDE = 448, 112

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from benchmarks._house_trace import MODEL, ROOT
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.loading import draft_source_of, speculator_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 
 SETTLE, STEPS, MANY = 12, 20, 32
 """Steps before counting; steps that are counted; sequences of a batch."""

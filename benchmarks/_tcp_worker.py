@@ -12,9 +12,9 @@ import sys
 
 import uvloop
 
-from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
+from inlay.messages.digest import Secret
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.tls import load_identity, make_certificate

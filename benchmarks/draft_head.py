@@ -24,7 +24,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from benchmarks._environment import ensure
 from inlay import demo
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.model import CausalModel
@@ -33,9 +32,10 @@ from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.speculation.draft_head import HeadDrafter
 from inlay.engine.torch.speculation.eagle import EagleHead, load_eagle
 from inlay.engine.torch.step import Core
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 from inlay.render import Renderer
-from inlay.request import Request, Sampling
 
 LAYERS, GUESSES, HELD_OUT, LENGTH, BATCH = (1, 2, 3), 3, 30, 24, 8
 BOUNDS = EngineLimits(

@@ -43,12 +43,12 @@ from inlay import engine as engines
 from inlay.api.generation.truncation import Truncation
 from inlay.api.openai.embeddings.gathering import normalized
 from inlay.api.openai.embeddings.inputs import TextInputs, chunks
-from inlay.digest import Secret
 from inlay.engine.embed.engine import EmbedEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.threads import environment
+from inlay.messages.digest import Secret
+from inlay.messages.request import Output, Pooling, Request, Task
 from inlay.render import Renderer
-from inlay.request import Output, Pooling, Request, Task
 
 ONE = "what is the capital of the island on the hill and who rules it"
 PEERS = {

@@ -39,12 +39,12 @@ from tests.parts import Part
 from tests.serving import free_port, serving
 
 from inlay import demo
-from inlay.card import Address
-from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.prompt import Buffer, Prompt, Tokens
-from inlay.request import Emit, Output, Payload, Pooling, Request, Task
+from inlay.messages.card import Address
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Prompt, Tokens
+from inlay.messages.request import Emit, Output, Payload, Pooling, Request, Task
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.listener import _pinned

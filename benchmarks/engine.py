@@ -41,7 +41,6 @@ from benchmarks._random_models import (
     write_model,
     write_quantised,
 )
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.cache.kv_layout import EngineLimits
@@ -49,8 +48,9 @@ from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.loading import draft_source_of, speculator_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Grammar, Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Grammar, Request, Sampling
 
 PAGE_SIZE = 32
 QUANTISED = {"int8": (8, False), "int4": (4, False), "int4-and-head": (4, True)}

@@ -28,7 +28,7 @@ from tests.numbers.test_vectors import RERANKERS
 from tests.quantised_models import FORMS, write
 from tokenizers import Tokenizer
 
-from inlay.card import SelfCheck
+from inlay.base.errors import EngineError
 from inlay.engine import references
 from inlay.engine.embed import self_check as embed_check
 from inlay.engine.embed.encoder import Encoder
@@ -36,7 +36,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.self_check import reference
 from inlay.engine.torch.self_check.prompts import COUNT, ROWS, CheckPrompt, check_prompts
-from inlay.errors import EngineError
+from inlay.messages.card import SelfCheck
 
 STARTS = 20
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"

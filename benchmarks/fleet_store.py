@@ -30,8 +30,8 @@ from tests.store.frontends import Frontend, Frontends, seen
 from tests.store.making import target
 from tests.transport.nats_server import NatsServer
 
-from inlay.prompt import Buffer, Prompt
-from inlay.request import Request, Sampling
+from inlay.messages.prompt import Buffer, Prompt
+from inlay.messages.request import Request, Sampling
 from inlay.tensors import ReadLimits, read, write
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.nats.member import Member

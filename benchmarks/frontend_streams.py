@@ -27,16 +27,16 @@ from tests.models import tiny
 
 from benchmarks import http_choice
 from inlay.api import build_app
-from inlay.card import ModelCard
-from inlay.commands import Command
-from inlay.digest import Secret
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import freeze_gc
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
 from inlay.http import FrontendSettings
 from inlay.http.serve import serve as serve_http
-from inlay.pace import freeze_gc
-from inlay.request import (
+from inlay.messages.card import ModelCard
+from inlay.messages.commands import Command
+from inlay.messages.digest import Secret
+from inlay.messages.request import (
     FinishReason,
     Output,
     Request,
@@ -44,7 +44,7 @@ from inlay.request import (
 )
 from inlay.router import Router
 from inlay.transport.local import LocalPlane
-from inlay.transport.output_queue import Deliveries, OutputQueue
+from inlay.transport.output_queue import DispatchQueue, OutputQueue
 from inlay.worker import spawn
 
 BODIES: dict[str, tuple[str, dict[str, object]]] = {
@@ -72,7 +72,7 @@ class PacedWorker:
         self.card = card
         self._streams: set[PacedStream] = set()
         self._clock: asyncio.Task[None] | None = None
-        self._deliveries = Deliveries()
+        self._deliveries = DispatchQueue()
 
     def workers(self) -> "list[PacedWorker]":
         return [self]
@@ -105,7 +105,9 @@ class PacedWorker:
 
 
 class PacedStream:
-    def __init__(self, request: Request, open_: "set[PacedStream]", deliveries: Deliveries) -> None:
+    def __init__(
+        self, request: Request, open_: "set[PacedStream]", deliveries: DispatchQueue
+    ) -> None:
         self._work = request
         self._open = open_
         self._ids = request.prompt.token_ids()

@@ -31,14 +31,14 @@ from benchmarks import _gpu_features
 from benchmarks._random_models import write_model
 from benchmarks.engine import Vllm, prompt
 from benchmarks.engine_profile import put_adapters
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.decode_graphs import CudaCapture
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 
 STEPS = 32
 ADAPTERS, RANK = 4, 16

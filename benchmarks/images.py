@@ -46,14 +46,14 @@ from tests.serving import serving
 from tests.vision_models import vision
 
 from benchmarks import _images
-from inlay.digest import Secret
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.pictures import decode
 from inlay.engine.torch.media.readers import processor_of
-from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
 from inlay.media.image import read_image_header
 from inlay.media.items import image_item
-from inlay.prompt import Buffer
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
 
 SIDE, FILES = 1024, 3
 BEFORE, ROWS, AFTER = 40, 576, 8

@@ -33,13 +33,13 @@ import numpy as np
 from benchmarks._serving import HIDDEN, takes
 from inlay.api.openai.completions.route import in_completion
 from inlay.api.openai.schema.completions import CompletionRequest
-from inlay.digest import Secret, row_digests
 from inlay.http.bodies import base64_extractor as lift
 from inlay.http.bodies.allocator import keep_freed_memory
 from inlay.http.bodies.embeds import tensor_data
 from inlay.http.bodies.memory import private
 from inlay.http.parsed_request import parse_body
-from inlay.prompt import Buffer, Rows
+from inlay.messages.digest import Secret, row_digests
+from inlay.messages.prompt import Buffer, Rows
 from inlay.tensors import ReadLimits, read, to_rows, write
 from inlay.transport.local import Arena
 

@@ -31,16 +31,16 @@ import numpy as np
 import torch
 
 from benchmarks._random_models import write_model
-from inlay.address import Address
-from inlay.digest import Secret
+from inlay.base.address import Address
+from inlay.base.pace import freeze_gc
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.engine import TorchEngine
-from inlay.engine.torch.pages.price import FetchPrice
+from inlay.engine.torch.pages.price import WorkerPrice
 from inlay.engine.torch.step import Core
-from inlay.pace import freeze_gc
-from inlay.prompt import Prompt, Tokens
-from inlay.request import PAGES, Output, Request, Sampling, Source
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import PAGES, Output, Request, Sampling, Source
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.local.arena import anonymous_file
@@ -55,13 +55,13 @@ TURNS = 4
 """Times that these are taken, between copies."""
 
 
-class _Always(FetchPrice):
+class _Always(WorkerPrice):
     """Fetches whatever it costs, which is to be measured."""
 
     def is_worth(self, source: Address | str, positions: int, num_bytes: int) -> bool:
         return True
 
-    def patience(self, positions: int, deadline: float | None) -> float:
+    def timeout_for(self, positions: int, deadline: float | None) -> float:
         return 600.0
 
 

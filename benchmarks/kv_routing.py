@@ -28,9 +28,9 @@ from tests.models import make
 from tests.parts import Part
 from tests.transport.nats_server import NatsServer
 
-from inlay.digest import Secret, with_digests
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.digest import Secret, with_digests
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Request, Sampling
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
 from inlay.transport.nats.frontend import NatsPlane

@@ -29,11 +29,11 @@ from tests.models import tiny
 from tests.parts import Part
 from tests.serving import free_port
 
-from inlay.card import Address
-from inlay.digest import Secret, with_digests
 from inlay.engine.settings import EngineSettings
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.card import Address
+from inlay.messages.digest import Secret, with_digests
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Request, Sampling
 from inlay.transport import ReceiveMemory, dial
 from inlay.transport.api import Plane
 from inlay.transport.local import LocalPlane

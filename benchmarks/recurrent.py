@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
 from benchmarks._environment import ensure
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.loading import core_of
@@ -29,8 +28,9 @@ from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 
 CASES = ((64, 1, 24), (64, 8, 16), (64, 32, 8), (1024, 1, 8))
 """Positions of a prompt, sequences, new tokens."""

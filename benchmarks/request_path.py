@@ -20,11 +20,11 @@ from tests.models import tiny
 import inlay
 from benchmarks.frontend_streams import BODIES, PacedWorker, exchange, wait_ready
 from inlay.api import build_app
-from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.http import FrontendSettings
 from inlay.http.serve import serve
+from inlay.messages.digest import Secret
 from inlay.router import Router
 
 ROOT = f"{Path(inlay.__file__).parent}/"

@@ -35,14 +35,14 @@ from benchmarks.router_simulation import (
     card,
     trace,
 )
-from inlay.card import Address, Phase
-from inlay.digest import BLOCK_SIZE
+from inlay.messages.card import Address, Phase
+from inlay.messages.digest import BLOCK_SIZE
+from inlay.messages.routing import WorkerLoad, routing_chain
 from inlay.router.decide import Ask, Part, Placement, decide
 from inlay.router.index import Keys, keys_of
 from inlay.router.member import PoolMember
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool
-from inlay.routing import WorkerLoad, routing_chain
 
 PRICES = (0.05, 0.2, 0.5, 2.0)
 LOADS = (0.2, 0.5, 0.8)

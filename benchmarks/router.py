@@ -22,16 +22,16 @@ from typing import Never
 import msgspec
 import numpy as np
 
-from inlay.card import Limits, ModelCard
-from inlay.commands import Command
-from inlay.digest import BLOCK_SIZE, Secret
-from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.card import Limits, ModelCard
+from inlay.messages.commands import Command
+from inlay.messages.digest import BLOCK_SIZE, Secret
+from inlay.messages.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Output, Request, Sampling
+from inlay.messages.routing import FrontendLoad, KvEvents, KvSnapshot, Stored, routing_chain
 from inlay.router import Router
 from inlay.router.decide import Ask, decide
 from inlay.router.index import keys_of
 from inlay.router.snapshot import Pool
-from inlay.routing import FrontendLoad, KvEvents, KvSnapshot, Stored, routing_chain
 from inlay.transport.api import Stream, Worker
 
 SECRET = Secret(bytes(32))

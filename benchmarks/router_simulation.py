@@ -24,18 +24,12 @@ from typing import NamedTuple, Never
 
 import msgspec
 
-from inlay.card import Limits, ModelCard
-from inlay.commands import Command
-from inlay.digest import BLOCK_SIZE, Secret
-from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
-from inlay.request import Request
-from inlay.router.decide import Ask, Placement, decide
-from inlay.router.index import keys_of
-from inlay.router.member import PoolMember
-from inlay.router.peers import TELL_SECONDS, PeerLoads
-from inlay.router.settings import RouterSettings
-from inlay.router.snapshot import Pool
-from inlay.routing import (
+from inlay.messages.card import Limits, ModelCard
+from inlay.messages.commands import Command
+from inlay.messages.digest import BLOCK_SIZE, Secret
+from inlay.messages.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Request
+from inlay.messages.routing import (
     KEY_SIZE,
     FrontendLoad,
     KvEvents,
@@ -44,6 +38,12 @@ from inlay.routing import (
     WorkerLoad,
     routing_chain,
 )
+from inlay.router.decide import Ask, Placement, decide
+from inlay.router.index import keys_of
+from inlay.router.member import PoolMember
+from inlay.router.peers import TELL_SECONDS, PeerLoads
+from inlay.router.settings import RouterSettings
+from inlay.router.snapshot import Pool
 from inlay.transport.api import Stream
 
 SECRET = Secret(bytes(32))

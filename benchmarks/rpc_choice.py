@@ -25,9 +25,9 @@ import msgspec
 import psutil
 import uvloop
 
-from inlay.card import Address
-from inlay.digest import Secret
-from inlay.prompt import Buffer
+from inlay.messages.card import Address
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
 from inlay.transport import ReceiveMemory, dial, frames
 from inlay.transport.listener import Listener
 from inlay.transport.tls import load_identity, make_certificate

@@ -51,9 +51,9 @@ from inlay.engine.grammar.matchers import matcher_of, tokenizer_of
 from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.grammar.state import GrammarState, Mask
 from inlay.engine.torch.speculation.ngram import lookup, text_of
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Grammar, Request, Sampling
 from inlay.render.tokenizer import load_tokenizer
-from inlay.request import Grammar, Request, Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = SpeculativeConfig(method="ngram")

@@ -29,21 +29,21 @@ from itertools import count
 import psutil
 import uvloop
 
-from inlay.address import Address
-from inlay.card import Limits, ModelCard, Stats
-from inlay.commands import ReadStats
-from inlay.digest import Secret
-from inlay.errors import InlayError
-from inlay.prompt import Buffer
-from inlay.request import Diffusion, Emit, Input, Output, Payload, Request, Task
+from inlay.base.address import Address
+from inlay.base.errors import InlayError
+from inlay.messages.card import Limits, ModelCard, Stats
+from inlay.messages.commands import ReadStats
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Diffusion, Emit, Input, Output, Payload, Request, Task
 from inlay.router import Router
-from inlay.router.making import Making
+from inlay.router.stage_result import StageResult
 from inlay.router.stages import Edge, Step, admitted, walk
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
-from inlay.transport.link import Link
+from inlay.transport.link import PeerLink
 from inlay.transport.listener import dial
-from inlay.transport.local import Arena, Channel, LocalPlane
+from inlay.transport.local import Arena, LocalPlane, LocalTransport
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.messages import FromWorker, ToWorker
 from inlay.transport.peers import PeerConnections
@@ -133,7 +133,7 @@ async def work(name: str, way: str, *fds: int) -> None:
     host = EngineHost(Idle(name), peers=peers)
     if way == "socket":
         arena = Arena(ARENA_BYTES, fds[1])
-        channel: Channel[ToWorker] = await Channel.open(
+        channel: LocalTransport[ToWorker] = await LocalTransport.open(
             socket.socket(fileno=fds[0]), arena, ToWorker, sends_shared=False
         )
         await serve(channel, host)
@@ -169,7 +169,7 @@ class Stages:
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[str]] = []
-        self.links: list[Link] = []
+        self.links: list[PeerLink] = []
         self._ids = count()
 
     @classmethod
@@ -185,7 +185,9 @@ class Stages:
                 arena = Arena(ARENA_BYTES)
                 stages.processes.append(_started(name, way, theirs.fileno(), arena.fd))
                 theirs.close()
-                channel = await Channel[FromWorker].open(ours, arena, FromWorker, sends_shared=True)
+                channel = await LocalTransport[FromWorker].open(
+                    ours, arena, FromWorker, sends_shared=True
+                )
                 stages.links.append(plane.add(channel))
             else:
                 stages.processes.append(_started(name, way))
@@ -226,7 +228,7 @@ class Stages:
         got = 0
         with admitted(self.router, steps, None):
             async with aclosing(
-                walk(self.router, steps, {None: Making([prompt])}, make, lambda _: None)
+                walk(self.router, steps, {None: StageResult([prompt])}, make, lambda _: None)
             ) as outputs:
                 async for output in outputs:
                     got += sum(len(payload.data) for payload in output.payloads)

@@ -19,8 +19,8 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by it)
 import numpy as np
 
-from inlay.digest import Secret
-from inlay.prompt import Buffer
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
 from inlay.store import PromptStore, Target
 from inlay.tensors import ReadLimits, read, write
 

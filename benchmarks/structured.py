@@ -32,8 +32,8 @@ from benchmarks._environment import ensure
 from benchmarks._random_models import write_model
 from benchmarks.engine import Ours, prompt
 from inlay.engine.torch.grammar.grammars import Grammars
+from inlay.messages.request import Grammar
 from inlay.render.tokenizer import load_tokenizer
-from inlay.request import Grammar
 
 VOCAB_SIZE = 151936
 EOS_ID = 0

@@ -11,12 +11,12 @@ import argparse
 import statistics
 import time
 
-from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.digest import Chain, Secret, root_digest
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 
 PAGE = 16
 OWN = 301

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from inlay.prompt import Prompt
+from inlay.messages.prompt import Prompt
 from tests.engine.reference import embedded
 from tests.equality.reference import endless
 

@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from tests.deepseek import plain_r1
 from tests.engine import reference
 from tests.equality.reference import model_of

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import pytest
 
 from inlay.api import build_app
-from inlay.card import Stats
-from inlay.commands import ReadStats
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.http import App, FrontendSettings
 from inlay.http.serve import serve
+from inlay.messages.card import Stats
+from inlay.messages.commands import ReadStats
+from inlay.messages.digest import Secret
 from inlay.render import Renderer
 from inlay.router import Router
 from inlay.store import PromptStore, StoreSettings

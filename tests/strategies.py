@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from inlay.prompt import DTYPE_SIZES, Buffer, Field, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.prompt import DTYPE_SIZES, Buffer, Field, Media, Prompt, Rows, Segment, Tokens
 
 tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20).map(Tokens)
 

@@ -6,7 +6,7 @@ import gc
 import numpy as np
 import pytest
 
-from inlay.blocks import MIN_BYTES, BlockPool
+from inlay.base.blocks import MIN_BYTES, BlockPool
 from inlay.transport import ReceiveMemory
 
 SIZE = 4 * MIN_BYTES
@@ -57,7 +57,7 @@ async def test_no_more_is_kept_than_is_allowed() -> None:
 
 
 async def test_what_nobody_uses_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inlay.blocks.KEPT_SECONDS", 0.05)
+    monkeypatch.setattr("inlay.base.blocks.KEPT_SECONDS", 0.05)
     pool = BlockPool()
     pool.take(SIZE)
     await asyncio.sleep(0)

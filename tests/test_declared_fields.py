@@ -8,9 +8,9 @@ import pytest
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.generation import GenerationRequest
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.sglang.capabilities import REFUSALS
-from inlay.errors import InvalidRequestError
-from inlay.fields import (
+from inlay.messages.fields import (
     FOR_SGLANG,
     FOR_VLLM,
     MODEL_DEFAULTS,
@@ -19,7 +19,7 @@ from inlay.fields import (
     check_bounds,
     fields_of,
 )
-from inlay.request import Sampling
+from inlay.messages.request import Sampling
 
 
 def test_a_neutral_value_is_the_default_of_the_sampling() -> None:

@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.digest import BLOCK_SIZE, Chain, Secret, chain, root_digest, row_digests, with_digests
-from inlay.prompt import Buffer, Field, Prompt, Rows, Tokens
+from inlay.messages.digest import (
+    BLOCK_SIZE,
+    Chain,
+    Secret,
+    chain,
+    root_digest,
+    row_digests,
+    with_digests,
+)
+from inlay.messages.prompt import Buffer, Field, Prompt, Rows, Tokens
 from tests.strategies import prompts, rows
 
 SECRET = Secret(bytes(range(32)))

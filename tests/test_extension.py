@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.extension import API, BUNDLED, load, merged
 
 pytestmark = pytest.mark.usefixtures("started_processes")

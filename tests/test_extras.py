@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from inlay import extras
+from inlay.base import extras
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

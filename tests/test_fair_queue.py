@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.fair_queue import FairQueue
+from inlay.base.fair_queue import FairQueue
 
 Item = tuple[int, int, int]
 

@@ -12,8 +12,8 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay import liveness
-from inlay.liveness import MOST_SECONDS, TICK_SECONDS, LivenessClock
+from inlay.base import liveness
+from inlay.base.liveness import MOST_SECONDS, TICK_SECONDS, LivenessClock
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,

@@ -7,10 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from inlay.errors import EngineError, ErrorFrame
-from inlay.outputs import coalesce, drop_known, slice_prompt_logprobs, trim_to_offset
-from inlay.prompt import Buffer
-from inlay.request import FinishReason, Output, Payload, PromptLogprobs, TokenLogprobs, Usage
+from inlay.base.errors import EngineError, ErrorFrame
+from inlay.messages.outputs import coalesce, drop_known, slice_prompt_logprobs, trim_to_offset
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import (
+    FinishReason,
+    Output,
+    Payload,
+    PromptLogprobs,
+    TokenLogprobs,
+    Usage,
+)
 
 
 def scores(start: int, count: int, top: int) -> PromptLogprobs:

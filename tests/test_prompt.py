@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens, split_point
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens, split_point
 from tests.strategies import prompts, segments
 
 

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from inlay.card import Refusal
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.refusals import check
-from inlay.request import Grammar, Request, Sampling
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.card import Refusal
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.refusals import check
+from inlay.messages.request import Grammar, Request, Sampling
 
 TEXT = Prompt.of(Tokens([1, 2]))
 ROWS = Prompt.of(Rows(Buffer(bytes(8)), "float32", (2, 1)))

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.card import Limits, ModelCard
-from inlay.digest import BLOCK_SIZE, Secret, row_digests
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.routing import (
+from inlay.messages.card import Limits, ModelCard
+from inlay.messages.digest import BLOCK_SIZE, Secret, row_digests
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.routing import (
     KEY_SIZE,
     Cleared,
     FrontendLoad,

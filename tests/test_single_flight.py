@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.pace import check_wanted, while_wanted
-from inlay.single_flight import Paced, SingleFlight, ThreadSingleFlight, shielded
+from inlay.base.pace import check_wanted, while_wanted
+from inlay.base.single_flight import Paced, SingleFlight, ThreadSingleFlight, shielded
 from tests.examples import examples
 
 KEYS = "ab"

@@ -14,7 +14,7 @@ SOURCE = PACKAGES / "inlay"
 EXTENSIONS = ("inlay_audit", "inlay_stages", "inlay_tools")
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
-BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "turns"}
+BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "slots"}
 MESSAGES = {"request", "card", "commands", "fields", "limits", "outputs", "refusals"}
 MESSAGES |= {"resuming", "routing"}
 SHARED = BASE | MESSAGES
@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "liveness": set[str](),
     "lazy": set[str](),
     "fair_queue": set[str](),
-    "turns": {"fair_queue"},
+    "slots": {"fair_queue"},
     "single_flight": {"pace"},
     "digest": {"prompt", "errors", "pace"},
     "request": BASE,
@@ -79,8 +79,13 @@ MAY_IMPORT["inlay_audit"] = {"errors", "client", "tensors", "cli", "extension", 
 OF_ALL = {"__version__", "extras"}
 """What the package is called and its version: every room may say them."""
 
-SCHEMAS = {"inlay.errors", "inlay.card", "inlay.api.schema", "inlay.api.openai.schema"}
-SCHEMAS |= {"inlay.api.anthropic.schema", "inlay.fields"}
+SCHEMAS = {
+    "inlay.base.errors",
+    "inlay.messages.card",
+    "inlay.api.schema",
+    "inlay.api.openai.schema",
+}
+SCHEMAS |= {"inlay.api.anthropic.schema", "inlay.messages.fields"}
 """What request and response types may import, so that they are usable without the server."""
 
 APIS = {"openai", "anthropic", "admin"}
@@ -273,4 +278,4 @@ def test_one_function_says_that_a_context_is_too_long() -> None:
         for path in FILES
         if "ContextLengthError(" in path.read_text(encoding="utf-8")
     }
-    assert raising == {"errors.py", "limits.py"}
+    assert raising == {"base/errors.py", "messages/limits.py"}

@@ -23,10 +23,10 @@ from transformers import Qwen3ForCausalLM
 from inlay.demo import (
     ChatExample,
     CompletionExample,
+    DemoMessage,
     Examples,
     Labelled,
     MeasuredTextPrompt,
-    Message,
     MixedExample,
     SoftPromptTask,
 )
@@ -67,8 +67,8 @@ class Showcase:
                     message
                     for exchange in exchanges
                     for message in (
-                        Message(role="user", content=exchange.user),
-                        Message(role="assistant", content=exchange.answer),
+                        DemoMessage(role="user", content=exchange.user),
+                        DemoMessage(role="assistant", content=exchange.answer),
                     )
                 ]
                 return ChatExample(messages=tuple(messages[:-1]), answer=exchanges[-1].answer)

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 API: Final = 1
 """Number of the interface below; it changes when an older extension would no longer work."""
@@ -40,7 +40,7 @@ class TaskSpec:
     """A task in words, and the routes that serve it, for errors.
 
     Attributes:
-        task: value of `inlay.request.Task`.
+        task: value of `inlay.messages.request.Task`.
         does: "makes images", of a model of this task.
         does_not: "makes no images", of a model of another.
         routes: the usual one first.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from inlay import extras
-from inlay.errors import InvalidRequestError
+from inlay.base import extras
+from inlay.base.errors import InvalidRequestError
 from inlay_audit.prompts import AuditPrompt, Floats, Ids, Template
 
 if TYPE_CHECKING:

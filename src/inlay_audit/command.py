@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from inlay import extras
+from inlay.base import extras
+from inlay.base.errors import InvalidRequestError
 from inlay.cli.command import UsageError
 from inlay.cli.process import Console, waiting
 from inlay.client import PromptEmbedder
-from inlay.errors import InvalidRequestError
 from inlay.tensors.hub import local_directory
 from inlay.tensors.weight_files import find_weights
 from inlay_audit.answers import Ask, Diverge

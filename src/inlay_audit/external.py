@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.tensors.table import StoredTensor, tensors_in
 from inlay_audit.prompts import AuditPrompt, Floats, Rng
 from inlay_audit.transform import WORDS, RowTransform, Setting, Transform, named

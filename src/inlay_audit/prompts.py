@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from inlay.base.errors import InvalidRequestError
 from inlay.client.embedder import PromptEmbedder
-from inlay.errors import InvalidRequestError
 from inlay_audit.entities import Found, capitalised_names, entities_of
 
 Floats: TypeAlias = npt.NDArray[np.float32]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay_audit.interval import Share
 from inlay_audit.run import Audit, Audited
 from inlay_audit.score import METRICS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay_audit.answers import Answers, Ask, Diverge, compared
 from inlay_audit.attacker import Known, NotApplicableError, Sent
 from inlay_audit.attackers import chosen

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import msgspec
 from pydantic import SecretStr
 
+from inlay.base.errors import EngineError
 from inlay.client import EmbeddedPrompt
-from inlay.errors import EngineError
 from inlay_audit.prompts import Floats
 from inlay_tools.http_client import HttpClient, served_model, server_of
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay_audit.prompts import AuditPrompt, Floats, Rng
 
 if TYPE_CHECKING:

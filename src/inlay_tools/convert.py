@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
+from inlay.base.errors import EmbeddingsError, EngineError
 from inlay.cli.command import UsageError
 from inlay.cli.process import Console
 from inlay.client.prompts import container, naming
-from inlay.errors import EmbeddingsError, EngineError
 from inlay.tensors import ReadLimits, read, write
 from inlay_tools.files import as_json, check_destination, named, write_bytes
 from inlay_tools.files import read as read_file

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from inlay import extras
+from inlay.base import extras
+from inlay.base.errors import InvalidRequestError
 from inlay.cli.command import UsageError
 from inlay.cli.process import Console
-from inlay.errors import InvalidRequestError
 from inlay.tensors.converting import Converted, convert_directory, convert_file, made_aside
 from inlay.tensors.table import stored_tensors
 from inlay.tensors.weight_files import PICKLED, find_pickled, weight_files

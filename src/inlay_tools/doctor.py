@@ -24,9 +24,9 @@ from typing import Literal
 import msgspec
 
 import inlay
-from inlay import extras
+from inlay.base import extras
+from inlay.base.errors import InlayError
 from inlay.cli.process import Console
-from inlay.errors import InlayError
 from inlay.extension import FLAG, extensions, installed
 from inlay_tools.settings import DoctorSettings
 

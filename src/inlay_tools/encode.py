@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pybase64
 
+from inlay.base.errors import EmbeddingsError
 from inlay.cli.command import UsageError
 from inlay.cli.process import Console
 from inlay.client import EmbeddedMedia, EmbeddedPrompt, MediaEncoder, PromptEmbedder
 from inlay.client.prompts import Array
-from inlay.digest import Secret
-from inlay.errors import EmbeddingsError
 from inlay.media.spec import Detail, Kind
-from inlay.prompt import Buffer, Media, Prompt
-from inlay.request import Output, Pooling, Request, Task
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Media, Prompt
+from inlay.messages.request import Output, Pooling, Request, Task
 from inlay_tools.files import as_json, check_destination, read, standard_input, write_bytes
 from inlay_tools.settings import EncodeSettings
 

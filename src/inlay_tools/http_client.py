@@ -20,8 +20,8 @@ import msgspec
 from pydantic import SecretStr
 
 import inlay
+from inlay.base.errors import EngineError, InvalidRequestError, NotFoundError, OverloadedError
 from inlay.client.connection import refusal
-from inlay.errors import EngineError, InvalidRequestError, NotFoundError, OverloadedError
 
 _JSON = "application/json"
 _PAUSE_BYTES = 1 << 20

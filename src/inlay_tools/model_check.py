@@ -3,10 +3,10 @@
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from inlay.card import SelfCheck
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import DtypeName, EngineSettings
 from inlay.engine.task import with_engine, with_task
-from inlay.errors import InvalidRequestError
+from inlay.messages.card import SelfCheck
 
 if TYPE_CHECKING:
     from inlay.engine.torch.media.loading import WithMedia

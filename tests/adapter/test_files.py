@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from inlay.adapter import LoraFiles, PromptFiles, open_adapter
 from inlay.adapter.config import LoraConfig, parse_config
 from inlay.adapter.files import check_finite, check_fits, content_id, elements
-from inlay.errors import InlayError, InvalidRequestError, NotFoundError
+from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from tests.adapter.conftest import MODULE, Write, encoded, lora_config, pair, tensors
 
 

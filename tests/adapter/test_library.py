@@ -16,7 +16,7 @@ from hypothesis import given, strategies
 
 from inlay.adapter.address import Address, AllowedSources, parse
 from inlay.adapter.library import AdapterLibrary
-from inlay.errors import InlayError, InvalidRequestError, NotFoundError
+from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from tests.adapter.conftest import Write, pair, tensors
 from tests.adapter.web import Web, web
 from tests.certificates import certificate

@@ -12,7 +12,7 @@ from torch import Tensor
 from inlay.adapter import LoraFiles, open_adapter
 from inlay.adapter.library import AdapterLibrary
 from inlay.adapter.tables import ignore, unchanged_from
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from tests import adapters
 from tests.models import tiny
 

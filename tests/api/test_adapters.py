@@ -12,7 +12,7 @@ import openai
 import pytest
 import torch
 
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from tests import adapters
 from tests.engine import reference
 from tests.engine.conformance import ids

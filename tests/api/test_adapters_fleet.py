@@ -11,11 +11,11 @@ from pydantic import SecretStr
 
 from inlay.adapter.library import AdapterLibrary
 from inlay.api import build_app
-from inlay.commands import UnloadAdapter
-from inlay.digest import Secret
 from inlay.engine.api import Engine
 from inlay.engine.settings import EngineSettings
 from inlay.http.settings import FrontendSettings
+from inlay.messages.commands import UnloadAdapter
+from inlay.messages.digest import Secret
 from inlay.router import Router
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost

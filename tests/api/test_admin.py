@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from inlay.api import build_app
-from inlay.errors import OverloadedError
+from inlay.base.errors import OverloadedError
 from inlay.http import App
 from inlay.http.serve import serve
 from inlay.http.settings import FrontendSettings

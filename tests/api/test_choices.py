@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
-from inlay.api.generation.generation import Generation, Kept
-from inlay.errors import EngineError, ErrorFrame, InvalidRequestError, OverloadedError
-from inlay.prompt import Prompt, Tokens
+from inlay.api.generation.generation import Generation, WholeSink
+from inlay.base.errors import EngineError, ErrorFrame, InvalidRequestError, OverloadedError
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output, Request, Sampling, Usage
 from inlay.render import Begins, OutputFormat, ParsedOutput, ReasoningIds, Renderer, StopStrings
 from inlay.render.parsers.calls import Tools
 from inlay.render.parsers.hermes import HermesParser
-from inlay.request import Output, Request, Sampling, Usage
 from inlay.transport.output_queue import OutputQueue
 from tests.models import EOS_ID, TURN, tiny
 from tests.render.directories import qwen_like
@@ -219,7 +219,7 @@ async def ended_by(output: Output) -> "weakref.ref[Generation]":
         raise InvalidRequestError("too large")
 
     with suppress(InvalidRequestError):
-        await generation.each(Kept(refuse))
+        await generation.each(WholeSink(refuse))
     generation.close()
     return weakref.ref(generation)
 
@@ -257,7 +257,7 @@ async def test_an_error_in_taking_ends_the_request_that_it_belongs_to() -> None:
         if len(sizes) == 2:
             raise InvalidRequestError("too large")
 
-    following = asyncio.create_task(generation.each(Kept(refuse)))
+    following = asyncio.create_task(generation.each(WholeSink(refuse)))
     await turns()
     stream.put(Output("w", 0, 0, (5,)))
     await turns()

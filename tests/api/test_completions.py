@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from inlay.api.generation.sampling import check_together
-from inlay.errors import InvalidRequestError
-from inlay.request import Sampling
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.request import Sampling
 from tests.equality.reference import greedy, tokenizer_of
 from tests.live import Fleet
 from tests.payloads import TEXT, embeds_of, error, post, saved

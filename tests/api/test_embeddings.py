@@ -15,8 +15,8 @@ import torch
 
 from inlay.api.openai.embeddings.route import Shown
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
-from inlay.card import EmbeddingCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.card import EmbeddingCard
 from tests import embedding_reference as reference
 from tests.embedding_models import MAX_LENGTH, VOCAB_SIZE, WORDS, tiny_embedding
 from tests.live import Fleet, fleet

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from inlay.api.openai.embeddings.encoding import DTYPES, About, Encoding
 from inlay.api.openai.schema.embeddings import EmbeddingRequest, TextsUsage
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 ABOUT = About("embd-1", 7, "modèle", TextsUsage(5, 5))
 ORDERS = ("native", "big", "little")

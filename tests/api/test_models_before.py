@@ -12,21 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from inlay.api.generation import models_before
+from inlay.api.generation import upstream_models
 from inlay.api.generation.choices import ChoicePiece
 from inlay.api.generation.messages import ReadMessages, read_messages
-from inlay.api.generation.models_before import behind_others
+from inlay.api.generation.upstream_models import run_upstream
 from inlay.api.openai.chat import route
 from inlay.api.schema.chat import AudioOptions, ChatRequest
-from inlay.card import AudioCard, ModelCard
-from inlay.digest import Secret
-from inlay.errors import EngineError, OverloadedError, RateLimitedError
+from inlay.base.errors import EngineError, OverloadedError, RateLimitedError
 from inlay.http import FrontendSettings
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Server
-from inlay.prompt import Buffer, Rows, Tokens
+from inlay.messages.card import AudioCard, ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Rows, Tokens
+from inlay.messages.request import Task
 from inlay.render import ContentDelta, ReasoningDelta, Renderer
-from inlay.request import Task
 from inlay.router.router import Router
 from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage
@@ -98,7 +98,7 @@ async def test_where_the_model_that_answers_is_full_none_before_it_works(
             stage = server.model("pair", Task.GENERATE).card.stage
             assert stage is not None
             with pytest.raises(RateLimitedError, match=f"the stage `pair` has {taken}") as full:
-                await behind_others(
+                await run_upstream(
                     call, incoming, request, stage.graph, {}, "id", messages, prepare
                 )
             assert full.value.retry_after
@@ -122,7 +122,7 @@ async def test_answers_of_the_same_id_are_requests_of_different_ids() -> None:
         request = ChatRequest(messages=[{"role": "user", "content": "x"}], model="pair")
         for _ in range(2):
             with ExitStack() as ending, pytest.raises(OverloadedError, match="as the test says"):
-                await behind_others(
+                await run_upstream(
                     call_of(server, ending),
                     ParsedRequest(unparsed, 0, ()),
                     request,
@@ -192,7 +192,7 @@ async def test_while_the_model_that_answers_sleeps_none_before_it_works(
         with ExitStack() as ending:
             unparsed: Any = SimpleNamespace()
             request = ChatRequest(messages=[{"role": "user", "content": "x"}], model="pair")
-            before = behind_others(
+            before = run_upstream(
                 call_of(server, ending),
                 ParsedRequest(unparsed, 0, ()),
                 request,
@@ -265,7 +265,7 @@ def test_ids_of_one_model_are_read_by_the_next_as_they_were_made(
     ]
     pieces[-1] = pieces[-1]._replace(finish_reason="stop" if ended else "length")
     choice: Any = SimpleNamespace(pieces=pieces)
-    chat = models_before._with_ids(partial(read_messages, MESSAGES), models_before._ids(choice))
+    chat = upstream_models._with_ids(partial(read_messages, MESSAGES), upstream_models._ids(choice))
     prompt = renderer.chat(chat.messages, rows=chat.rows).token_ids()
     mark = renderer.chat(
         [MESSAGES[0], {"role": "user", "content": [{"type": "prompt_embeds", "index": 0}]}],
@@ -314,7 +314,7 @@ async def test_ids_go_to_a_model_of_an_equal_tokenizer_alone(tmp_path: Path, equ
             else (EngineError, "drafter.tokens -> editor.tokens: the tokenizers are not equal")
         )
         with ExitStack() as ending, pytest.raises(error, match=said):
-            await behind_others(
+            await run_upstream(
                 call_of(server, ending), incoming, request, graph, {}, "id", messages, prepare
             )
         assert asked == equal
@@ -330,4 +330,4 @@ async def test_what_a_model_thinks_is_not_given_to_the_next() -> None:
     )
     piece = ChoicePiece("", deltas, (), (), "stop", None, 4, 2)
     choice: Any = SimpleNamespace(pieces=[piece])
-    assert models_before._text(choice) == "four."
+    assert upstream_models._text(choice) == "four."

@@ -8,9 +8,9 @@ import pytest
 from inlay.api.generation.output_format import ModelFormats, output_format_for
 from inlay.api.generation.tools import ToolUse
 from inlay.http import FrontendSettings
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Grammar
 from inlay.render import Begins, ParsedOutput, Renderer
-from inlay.request import Grammar
 from tests.render.directories import qwen_like
 
 TREE = {

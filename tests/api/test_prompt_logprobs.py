@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from inlay.api.generation.logprobs import LEAST, PromptScores
-from inlay.errors import EngineError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import PromptLogprobs
+from inlay.base.errors import EngineError
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import PromptLogprobs
 from tests.equality.reference import model_of, tokenizer_of
 from tests.live import Fleet, fleet
 from tests.models import tiny

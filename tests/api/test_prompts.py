@@ -21,14 +21,14 @@ from inlay.api.openai.schema.completions import (
     TextPart,
     TokenIdsPart,
 )
-from inlay.digest import Secret, row_digests
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies import embeds as embeds_module
 from inlay.http.bodies.accounting import EmbedsLimits
 from inlay.http.bodies.embeds import Embeddings, EmbedsReader
 from inlay.http.metrics.requests import Metrics
 from inlay.http.settings import FrontendSettings
-from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.messages.digest import Secret, row_digests
+from inlay.messages.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.render import Renderer, ends
 from inlay.router import ServedModel
 from inlay.transport.local.arena import Arena

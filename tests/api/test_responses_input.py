@@ -16,7 +16,7 @@ from inlay.api.openai.responses.input import (
     in_input,
 )
 from inlay.api.openai.schema.responses import ResponsesRequest, TextOptions
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import check_source
 
 KEYS = (

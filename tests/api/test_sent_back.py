@@ -16,7 +16,7 @@ from inlay.api.anthropic.schema import MessagesInput
 from inlay.api.generation.messages import read_messages
 from inlay.api.openai.responses import input as responses_input
 from inlay.api.openai.schema.responses import ResponsesRequest
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.render import Renderer
 from inlay.render.arguments import read_arguments
 from tests.render.directories import qwen_like

@@ -10,9 +10,9 @@ import pytest
 from pydantic import SecretStr
 
 from inlay.api import build_app
+from inlay.base.errors import EngineError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError
 from inlay.http.settings import FrontendSettings
 from inlay.router import Router
 from tests.live import SECRET, Fleet, fleet, until

@@ -19,14 +19,14 @@ from inlay.api.openai.chat.audio_shape import AudioChatShape
 from inlay.api.openai.images import painter_of
 from inlay.api.openai.sound_files import FinishedFile, SampledFile
 from inlay.api.openai.speech import pipeline_of
-from inlay.card import Adapter, AudioCard, ImageCard, ModelCard
-from inlay.digest import Secret
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http import FrontendSettings
 from inlay.http.server import OFFLOAD_BYTES, Server, check_task
-from inlay.prompt import Buffer
+from inlay.messages.card import Adapter, AudioCard, ImageCard, ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Payload, Task
 from inlay.render import ContentDelta, ToolCallDelta
-from inlay.request import Payload, Task
 from inlay.stages.graph import Graph, Stage
 from tests.router.scripted_stages import ScriptedStage, World, card_of
 from tests.router.standing import CARD

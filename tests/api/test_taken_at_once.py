@@ -15,12 +15,12 @@ from benchmarks.frontend_streams import PacedStream, PacedWorker, exchange, wait
 from msgspec.structs import replace
 
 from inlay.api import build_app
-from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.http import FrontendSettings
 from inlay.http.serve import serve
-from inlay.request import Output, Request, TokenLogprobs, Usage
+from inlay.messages.digest import Secret
+from inlay.messages.request import Output, Request, TokenLogprobs, Usage
 from inlay.router import Router
 from inlay.router.resume import ResumingStream
 from inlay.transport import output_queue

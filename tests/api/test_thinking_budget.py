@@ -7,9 +7,9 @@ import pytest
 
 from inlay.api.generation.output_format import thinking_budget
 from inlay.http import FrontendSettings
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import ThinkingBudget
 from inlay.render import Renderer
-from inlay.request import ThinkingBudget
 from tests.live import Fleet, fleet
 from tests.models import THINK, add_thinking, make
 from tests.payloads import error, post
@@ -101,7 +101,7 @@ def test_a_model_without_tags_and_a_number_that_is_none_are_refused(
 
 
 def test_channels_have_no_budget() -> None:
-    from inlay.errors import InvalidRequestError
+    from inlay.base.errors import InvalidRequestError
 
     renderer = Renderer.load(qwen_like())
     settings = FrontendSettings(reasoning_parser="openai_gptoss")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from inlay.api.generation.tools import ToolUse
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.grammar.matchers import compiled, matcher_of
 from inlay.engine.grammar.source import source_of
-from inlay.errors import InvalidRequestError
 from inlay.render import ParsedOutput
 from inlay.render.formats import TOOL_FORMS, ToolForm
 from inlay.render.json_schema import TYPES, SchemaTypes, part_at, place_of, type_of

@@ -22,7 +22,7 @@ from inlay.api.openai.schema.speech import SpeechRequest
 from inlay.api.openai.schema.tokenize import TokenizeRequest
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.unserved import UNSERVED, reason_for, unserved
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 TYPES = (
     MessagesInput,

@@ -5,7 +5,7 @@ import pytest
 from inlay.api.app import routes
 from inlay.api.generation.chat_kinds import kind_of
 from inlay.api.schema.chat import ChatRequest
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.extension import VARIABLE
 from tests.router.standing import CARD
 

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speech.loading import SYSTEM
 from inlay.engine.torch.engine import TorchEngine
-from inlay.hidden_states import HiddenStates
 from inlay.media.positions import media_runs
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.digest import Secret
+from inlay.messages.hidden_states import HiddenStates
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Input, Output, Request, Sampling
+from inlay.messages.speech import Speech
 from inlay.render import Renderer
-from inlay.request import Input, Output, Request, Sampling
-from inlay.speech import Speech
 from tests.engine.speech.test_speech import answer_to, codes_of, sounds, states, talker
 from tests.engine.torch.vision_reference import (
     Clip,

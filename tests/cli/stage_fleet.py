@@ -24,7 +24,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
-from inlay.transport.local.neighbours import ARENA_BYTES
+from inlay.transport.local.same_host import ARENA_BYTES
 from tests import preloaded
 from tests.cli.spoken import SEED, SPOKEN, SPOKEN_CHAT
 from tests.cli.test_models_in_a_row import FIRST, SECOND, documented, editor, projector

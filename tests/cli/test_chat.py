@@ -16,7 +16,7 @@ import pytest
 from inlay.cli import main
 from inlay.cli.process import Console
 from inlay.client import EmbeddedPrompt, PromptEmbedder, Uploader
-from inlay_tools.chat.answer import Answer
+from inlay_tools.chat.answer import ChatReply
 from inlay_tools.chat.conversation import Conversation
 from inlay_tools.chat.screen import Interrupts, Screen
 from inlay_tools.chat.session import Session
@@ -349,7 +349,7 @@ def test_ctrl_c_takes_effect_within_what_has_come_at_once() -> None:
         client = HttpClient(Server(url))
         conversation = Conversation(ChatSettings(), "tiny")
         session = Session(conversation, client, Uploader(url), screen)
-        asking = asyncio.create_task(session.answer("hello", Answer()))
+        asking = asyncio.create_task(session.answer("hello", ChatReply()))
         with pytest.raises(asyncio.CancelledError):
             await asking
         await client.close()

@@ -23,10 +23,10 @@ from transformers import (
 )
 
 from inlay.adapter.files import open_adapter
+from inlay.base.errors import InvalidRequestError
 from inlay.cli.model_directory import check_model
 from inlay.client import SoftPrompt
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
 from inlay.tensors.weight_files import weight_files
 from tests import adapters
 from tests.embedding_models import tiny_embedding, tiny_scoring

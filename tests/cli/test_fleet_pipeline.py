@@ -20,7 +20,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from inlay.request import Diffusion
+from inlay.messages.request import Diffusion
 from tests.cli.stage_fleet import (
     ADMIN_PORT,
     ASKERS,

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from inlay.digest import Secret
 from inlay.engine.pool_reference import PoolReference, key_of
 from inlay.engine.torch.native.build import _directory
 from inlay.engine.weights import weights_id
+from inlay.messages.digest import Secret
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.references import ReferenceRecord
 from tests.models import tiny

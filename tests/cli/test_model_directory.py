@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from inlay.base.errors import InvalidRequestError
 from inlay.cli.model_directory import check_model
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.checks import cuda_lack
-from inlay.errors import InvalidRequestError
 from inlay.worker.lora_modules import check_adapters
 from tests import adapters
 from tests.models import tiny

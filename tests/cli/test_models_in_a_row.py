@@ -17,9 +17,9 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from inlay.base.errors import InvalidRequestError
 from inlay.cli.pipeline import read_graph
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from inlay.render import Renderer
 from tests import adapters
 from tests.engine import reference

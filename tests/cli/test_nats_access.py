@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from inlay.base.errors import InvalidRequestError
 from inlay.cli.nats import is_local, public_key, wants_key
 from inlay.cli.settings import NatsServerSettings
-from inlay.errors import InvalidRequestError
 
 
 @pytest.mark.parametrize(

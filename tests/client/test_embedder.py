@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from inlay.base.errors import InvalidRequestError
 from inlay.client import PromptEmbedder, loads
-from inlay.errors import InvalidRequestError
 from tests.client.models import gemma, sparse_model
 from tests.models import make, tiny
 

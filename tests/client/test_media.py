@@ -11,6 +11,7 @@ import openai
 import pytest
 from PIL import Image
 
+from inlay.base.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.cli import main
 from inlay.client import (
     EmbeddedMedia,
@@ -21,7 +22,6 @@ from inlay.client import (
     image_part,
     load_media,
 )
-from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.media.families import spec_of
 from inlay.media.spec import layout
 from tests.engine.torch.encode_reference import damaged, features

@@ -48,5 +48,6 @@ def test_a_model_the_hub_does_not_give_is_refused_by_name(tmp_path: Path) -> Non
     done = embed("owner/other", tmp_path)
     assert done.returncode != 0
     assert (
-        "inlay.errors.InvalidRequestError: model 'owner/other': not a directory here" in done.stderr
+        "inlay.base.errors.InvalidRequestError: model 'owner/other': not a directory here"
+        in done.stderr
     )

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inlay.base.errors import InvalidRequestError
 from inlay.client import nearest
-from inlay.errors import InvalidRequestError
 from inlay.tensors.table import EmbeddingTable
 from tests.client.models import gemma
 from tests.models import tiny

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from peft import PromptTuningConfig, TaskType, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from inlay.base.errors import EmbeddingsError, InvalidRequestError
 from inlay.client import EmbeddedPrompt, PromptEmbedder, SoftPrompt, load, loads
-from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.tensors import TensorFormat
 from tests.models import tiny
 

@@ -9,9 +9,9 @@ import numpy as np
 import openai
 import pytest
 
+from inlay.base.errors import InlayError, NotFoundError, OverloadedError, RateLimitedError
 from inlay.client import AsyncUploader, EmbeddedPrompt, Uploader
 from inlay.client.connection import Question, asked, wait_after
-from inlay.errors import InlayError, NotFoundError, OverloadedError, RateLimitedError
 from inlay.store import PromptStore
 from tests.live import SECRET, Fleet, fleet
 from tests.models import tiny

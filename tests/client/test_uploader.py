@@ -11,15 +11,15 @@ import numpy as np
 import openai
 import pytest
 
-from inlay.cli import main
-from inlay.client import EmbeddedPrompt, PromptEmbedder, Uploader
-from inlay.errors import (
+from inlay.base.errors import (
     AuthenticationError,
     BodyTooLargeError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
 )
+from inlay.cli import main
+from inlay.client import EmbeddedPrompt, PromptEmbedder, Uploader
 from inlay.store import PromptStore
 from tests.live import SECRET, Fleet, fleet
 from tests.models import tiny

@@ -21,12 +21,12 @@ from tokenizers import Tokenizer
 from transformers import AutoProcessor, AutoTokenizer, LlavaForConditionalGeneration
 
 from inlay.demo import Picture, VisionExample, vision_dir, vision_examples
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.media.items import image_item
-from inlay.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.request import Output, Request, Sampling
 
 EXAMPLES = vision_examples()
 HELD_OUT = read_sheet(Path(__file__).parent / "held_out.png")

@@ -14,11 +14,11 @@ import pytest_asyncio
 
 from inlay import engine as engines
 from inlay.adapter.files import content_id, open_adapter
-from inlay.card import Adapter
+from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.engine.api import AdapterEngine, GenerateEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InlayError, InvalidRequestError, NotFoundError
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.card import Adapter
+from inlay.messages.prompt import Prompt, Tokens
 from tests import adapters
 from tests.engine import reference
 from tests.engine.conformance import SECRET, Receiver, ids, make_request, run

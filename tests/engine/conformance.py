@@ -17,11 +17,7 @@ import pytest_asyncio
 import torch
 
 from inlay import engine as engines
-from inlay.card import Feature
-from inlay.digest import Secret
-from inlay.engine.api import GenerateEngine
-from inlay.engine.settings import EngineSettings
-from inlay.errors import (
+from inlay.base.errors import (
     ContextLengthError,
     DeadlineExceededError,
     EmbeddingsError,
@@ -29,8 +25,12 @@ from inlay.errors import (
     InvalidRequestError,
     NotFoundError,
 )
-from inlay.prompt import Prompt, Rows, Tokens
-from inlay.request import Output, Request, Sampling, Task
+from inlay.engine.api import GenerateEngine
+from inlay.engine.settings import EngineSettings
+from inlay.messages.card import Feature
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Rows, Tokens
+from inlay.messages.request import Output, Request, Sampling, Task
 from tests.engine import reference
 from tests.equality.reference import model_of
 

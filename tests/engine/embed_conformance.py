@@ -17,10 +17,7 @@ import pytest
 import pytest_asyncio
 
 from inlay import engine as engines
-from inlay.digest import Secret
-from inlay.engine.api import Engine
-from inlay.engine.settings import EngineSettings
-from inlay.errors import (
+from inlay.base.errors import (
     ContextLengthError,
     DeadlineExceededError,
     EmbeddingsError,
@@ -28,8 +25,11 @@ from inlay.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import PORTS, Output, Pooling, Request, Task
+from inlay.engine.api import Engine
+from inlay.engine.settings import EngineSettings
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import PORTS, Output, Pooling, Request, Task
 from tests import embedding_reference as reference
 from tests.embedding_models import MAX_LENGTH, VOCAB_SIZE
 

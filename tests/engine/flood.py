@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.engine.api import GenerateEngine
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from tests.engine import reference
 from tests.engine.conformance import Receiver, ids, make_request, run
 

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
+from inlay.base.errors import EmbeddingsError, InvalidRequestError
 from inlay.engine.admission import Admission
 from inlay.engine.torch.cache.kv_layout import EngineLimits
-from inlay.errors import EmbeddingsError, InvalidRequestError
-from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.request import Request, Sampling
 
 
 def admission(refuses_rows: str | None = None) -> Admission:

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.decode_graphs import CudaCapture
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Output, Request, Sampling
 from tests.engine.reference import embedded, greedy
 from tests.engine.torch import kernel_scenes, layer_scenes
 from tests.equality.reference import model_of

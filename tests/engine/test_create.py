@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 import pytest
 
-from inlay.digest import Secret
+from inlay.base.errors import InvalidRequestError
 from inlay.engine import EngineSettings, create
 from inlay.engine.spec import check_options
 from inlay.engine.task import with_task
-from inlay.errors import InvalidRequestError
+from inlay.messages.digest import Secret
 from tests.models import tiny
 
 

@@ -18,16 +18,16 @@ import pytest
 import torch
 from PIL import Image
 
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.engine.api import Engine
 from inlay.engine.diffusers import engine as engine_module
 from inlay.engine.diffusers.engine import DiffusersEngine
 from inlay.engine.diffusers.families.base import Row
-from inlay.engine.diffusers.painter import Painter, payload
+from inlay.engine.diffusers.image_pipeline import ImagePipeline, payload
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
-from inlay.prompt import Buffer
-from inlay.request import Diffusion, Input, Output, Payload, Request, Task
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Diffusion, Input, Output, Payload, Request, Task
 from tests.diffusion_models import save_flux, save_qwen_image, save_stable_diffusion
 from tests.scratch import scratch
 
@@ -224,7 +224,7 @@ async def test_a_decoder_decodes_an_image_once_while_its_file_is_written(
     loop, both, written = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     decoded: list[float] = []
 
-    def pixels(painter: Painter, latents: torch.Tensor, params: Diffusion) -> Image.Image:
+    def pixels(painter: ImagePipeline, latents: torch.Tensor, params: Diffusion) -> Image.Image:
         decoded.append(float(latents[0, 0, 0, 0]))
         if len(decoded) == 2:
             loop.call_soon_threadsafe(both.set)
@@ -234,7 +234,7 @@ async def test_a_decoder_decodes_an_image_once_while_its_file_is_written(
         written.wait()
         return b"file"
 
-    monkeypatch.setattr(Painter, "pixels", pixels)
+    monkeypatch.setattr(ImagePipeline, "pixels", pixels)
     monkeypatch.setattr(engine_module, "image_file", image_file)
     async with serving("sd", "vae") as engine:
         try:
@@ -315,16 +315,16 @@ async def test_only_the_request_that_memory_is_too_small_for_ends(
 async def test_memory_that_is_too_small_beside_the_steps_is_an_error_of_one_request(
     work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = getattr(Painter, work)
+    done = getattr(ImagePipeline, work)
 
-    def limited(painter: Painter, given: Any, asked: Diffusion, *more: Any) -> Any:
+    def limited(painter: ImagePipeline, given: Any, asked: Diffusion, *more: Any) -> Any:
         if asked.width == 48:
             torch.empty(1 << 62, dtype=torch.uint8)
         return done(painter, given, asked, *more)
 
     async with serving("sd") as engine:
         expected = await Run(engine, params(), text(PROMPT)).images()
-        monkeypatch.setattr(Painter, work, limited)
+        monkeypatch.setattr(ImagePipeline, work, limited)
         large, other = (Run(engine, params(width=width), text(PROMPT)) for width in (48, 32))
         with pytest.raises(EngineError, match="memory is too small for this request"):
             await large.done()

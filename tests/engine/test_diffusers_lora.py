@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from inlay.adapter.files import PIPELINE
 from inlay.adapter.library import AdapterLibrary, Opened
-from inlay.card import Adapter
-from inlay.commands import LoadAdapter, Sleep, WakeUp
+from inlay.base.errors import InvalidRequestError, OverloadedError
 from inlay.engine.diffusers.engine import DiffusersEngine
+from inlay.engine.diffusers.image_pipeline import tensor_of
 from inlay.engine.diffusers.lora import PipelineLoras
-from inlay.engine.diffusers.painter import tensor_of
-from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.messages.card import Adapter
+from inlay.messages.commands import LoadAdapter, Sleep, WakeUp
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost
 from tests.engine.conformance import SECRET

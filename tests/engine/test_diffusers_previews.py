@@ -10,13 +10,19 @@ import pytest
 import torch
 from PIL import Image
 
-from inlay.edges import NEWEST, Window
+from inlay.base.errors import (
+    LEASE_LOST,
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    NotFoundError,
+)
 from inlay.engine.diffusers.engine import DiffusersEngine
 from inlay.engine.diffusers.families.base import Row
-from inlay.engine.diffusers.painter import Painter, payload
-from inlay.engine.inflow import Inflow
-from inlay.errors import LEASE_LOST, EngineError, InlayError, InvalidRequestError, NotFoundError
-from inlay.request import Diffusion, Emit, Input, Payload, Request
+from inlay.engine.diffusers.image_pipeline import ImagePipeline, payload
+from inlay.engine.input_stream import InputStream
+from inlay.messages.edges import NEWEST, Window
+from inlay.messages.request import Diffusion, Emit, Input, Payload, Request
 from tests.engine.test_diffusers import FAMILIES, PROMPT, SHAPE, Run, params, serving, text
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -28,7 +34,7 @@ class Decoding(Run):
     """A request of a VAE whose latents come one after another."""
 
     def __init__(self, engine: DiffusersEngine, params: Diffusion, streams: int = 1) -> None:
-        self.inflow = Inflow(streams=streams)
+        self.inflow = InputStream(streams=streams)
         self.engine = engine
         super().__init__(_Fed(engine, self.inflow), params, ())
 
@@ -45,7 +51,7 @@ class Decoding(Run):
 class _Fed:
     """An engine that is given a request with its inflow."""
 
-    def __init__(self, engine: DiffusersEngine, inflow: Inflow) -> None:
+    def __init__(self, engine: DiffusersEngine, inflow: InputStream) -> None:
         self._engine = engine
         self._inflow = inflow
 
@@ -91,14 +97,14 @@ async def test_previews_of_parts_are_to_the_byte_those_of_the_whole(
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[float]]]:
     """The event that a VAE waits for before it decodes, and what it has begun to decode."""
-    decode, opened, begun = Painter.pixels, threading.Event(), list[float]()
+    decode, opened, begun = ImagePipeline.pixels, threading.Event(), list[float]()
 
-    def pixels(painter: Painter, given: torch.Tensor, asked: Diffusion) -> Image.Image:
+    def pixels(painter: ImagePipeline, given: torch.Tensor, asked: Diffusion) -> Image.Image:
         begun.append(float(given[0, 0, 0, 0]))
         opened.wait()
         return decode(painter, given, asked)
 
-    monkeypatch.setattr(Painter, "pixels", pixels)
+    monkeypatch.setattr(ImagePipeline, "pixels", pixels)
     yield opened, begun
     opened.set()
 

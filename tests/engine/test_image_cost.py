@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.diffusers.families import FAMILIES
 from inlay.engine.diffusers.families.base import Row
-from inlay.errors import InvalidRequestError
 from tests.engine.test_diffusers import PROMPT, Run, params, serving, text
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")

@@ -3,9 +3,9 @@
 import asyncio
 from dataclasses import dataclass
 
+from inlay.base.errors import EngineError, InlayError
 from inlay.engine.jobs import Jobs
-from inlay.errors import EngineError, InlayError
-from inlay.request import Diffusion, FinishReason, Request, Task
+from inlay.messages.request import Diffusion, FinishReason, Request, Task
 
 
 @dataclass(eq=False)

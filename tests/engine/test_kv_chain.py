@@ -9,8 +9,6 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.card import Limits, ModelCard
-from inlay.digest import Secret, row_digests, with_digests
 from inlay.engine.kv_chain import KvChain, NotedItem, blocks_of
 from inlay.engine.kv_events import (
     AllBlocksCleared,
@@ -21,8 +19,10 @@ from inlay.engine.kv_events import (
     decode,
     encode,
 )
-from inlay.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens
-from inlay.routing import KEY_SIZE, Stored, routing_chain
+from inlay.messages.card import Limits, ModelCard
+from inlay.messages.digest import Secret, row_digests, with_digests
+from inlay.messages.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.routing import KEY_SIZE, Stored, routing_chain
 from inlay.worker.kv_feed import KvFeed
 
 SECRET = Secret(bytes(range(32)))

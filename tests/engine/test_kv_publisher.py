@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import zmq
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.kv_events import (
     END_OF_REPLAY,
     SEQUENCE_SIZE,
@@ -26,7 +27,6 @@ from inlay.engine.kv_events import (
 from inlay.engine.kv_events_config import KvEventsConfig, endpoint_of
 from inlay.engine.kv_publisher import KvPublisher
 from inlay.engine.kv_subscriber import KvSubscriber
-from inlay.errors import InvalidRequestError
 
 LOCAL = "tcp://127.0.0.1:*"
 

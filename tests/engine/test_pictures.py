@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.pictures import decode, rgb_array
-from inlay.errors import InvalidRequestError
 from inlay.media.image import pixels_alone, read_image_header
 from tests.media.hostile_files import chunk, png_with, segment
 from tests.serving import peak_growth

@@ -9,12 +9,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.engine.fairness import TURN
-from inlay.engine.places import Places
+from inlay.engine.fairness import PROTECTED_TOKENS
 from inlay.engine.probe import FIRST
 from inlay.engine.request_tracker import RequestTracker
-from inlay.prompt import Prompt, Tokens
-from inlay.request import FinishReason, Output, Request, Sampling
+from inlay.engine.slots import EngineSlots
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import FinishReason, Output, Request, Sampling
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class ScriptedEngine:
     """Makes a token of each request it has in a step, and has no more than it has places."""
 
     def __init__(self, total: int) -> None:
-        self.places = Places(total)
+        self.places = EngineSlots(total)
         self.has: list[Job] = []
         self.jobs: list[Job] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -227,7 +227,7 @@ def test_a_sequence_that_was_preempted_makes_a_turn_of_tokens_before_it_is_again
             assert engine.steps < 5000
         for job in long:
             complete(job)
-            assert job.attempts - 1 <= 1 + 1000 // TURN
+            assert job.attempts - 1 <= 1 + 1000 // PROTECTED_TOKENS
 
     run(script())
 
@@ -352,6 +352,6 @@ def test_whatever_clients_ask_all_ends_and_nothing_is_lost_or_repeated(
             if job.outputs[-1].finish_reason == "length":
                 complete(job)
             assert job.resumable or job.attempts <= 1
-            assert job.attempts <= 2 + job.tracker.request.sampling.max_tokens // TURN
+            assert job.attempts <= 2 + job.tracker.request.sampling.max_tokens // PROTECTED_TOKENS
 
     run(script())

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from inlay import engine as engines
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.ranks import has_experts, ranks_of, tied, with_ranks
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
-from inlay.errors import InvalidRequestError
 from tests.models import tiny
 
 

@@ -10,9 +10,9 @@ import soundfile
 from PIL import Image
 
 from inlay.api.openai.schema.failure import StreamFailure
+from inlay.base.errors import EngineError, InvalidRequestError, reason_of
 from inlay.engine.pictures import decode
 from inlay.engine.sounds import decode_sound
-from inlay.errors import EngineError, InvalidRequestError, reason_of
 from inlay.http.errors import error_json, shown
 from inlay.media.audio import read_audio_header
 from inlay.media.image import read_image_header

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 import soundfile
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.sounds import decode_sound, resampled
-from inlay.errors import InvalidRequestError
 from inlay.media.audio import read_audio_header
 from tests.media.test_audio import EXACT, wav
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine import EngineSettings
 from inlay.engine.embed.facts import card_of
 from inlay.engine.task import task_of, with_task
 from inlay.engine.torch.weights.families import family_of
-from inlay.errors import InvalidRequestError
 
 
 def directory(root: Path, *architectures: str, modules: bool = False) -> Path:

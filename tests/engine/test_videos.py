@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine import videos
 from inlay.engine.decoding import decoder_bytes
 from inlay.engine.pictures import decode_frames
-from inlay.errors import InvalidRequestError
 from inlay.media.frames import VideoHeader, read_video_header
 from tests.media.clips import drawn, video
 from tests.media.test_containers import FRAGMENTED, ONE, SHOWN, changed, webm

@@ -11,14 +11,14 @@ import pytest
 from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
-from inlay.card import ModelCard, SelfCheck
+from inlay.base.errors import EngineError
 from inlay.engine import references
 from inlay.engine.api import GenerateEngine
 from inlay.engine.pool_reference import BOUND, PoolReference, key_of
 from inlay.engine.references import LocalReferences
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.weights import weights_id
-from inlay.errors import EngineError
+from inlay.messages.card import ModelCard, SelfCheck
 from inlay.worker.host import EngineHost
 from inlay.worker.pool_check import check_later, check_pool
 

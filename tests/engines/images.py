@@ -19,9 +19,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from inlay.digest import media_digest
 from inlay.media.spec import Detail, MediaSpec, layout, media_segments
-from inlay.prompt import Buffer, Prompt, Segment, Tokens
+from inlay.messages.digest import media_digest
+from inlay.messages.prompt import Buffer, Prompt, Segment, Tokens
 from inlay.tensors.table import config_of
 from tests.engine.torch.vision_reference import Picture, ids_of
 from tests.engines.starting import SECRET

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from inlay import engine as engines
-from inlay.digest import Secret
 from inlay.engine.api import GenerateEngine
 from inlay.engine.settings import EngineSettings
+from inlay.messages.digest import Secret
 from tests import preloaded
 
 SECRET = Secret(bytes(range(32)))

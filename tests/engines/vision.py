@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inlay.digest import with_digests
 from inlay.media.embeds import embeds_segments
 from inlay.media.spec import MediaSpec, layout
-from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.messages.digest import with_digests
+from inlay.messages.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.tensors import Tensor
 from tests.engine.conformance import Receiver, make_request, run
 from tests.engine.reference import rows_of as as_rows

@@ -9,10 +9,10 @@ import pytest
 
 from inlay import engine as engines
 from inlay.api import build_app
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.http import FrontendSettings
 from inlay.http.serve import serve
+from inlay.messages.digest import Secret
 from inlay.router import Router
 from tests import embedding_reference as reference
 from tests.embedding_models import WORDS, tiny_embedding

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from inlay.api import build_app
+from inlay.base.errors import InlayError
 from inlay.engine.torch.media.engine import EncodeEngine
 from inlay.engine.torch.media.tower import Arrays, Tower
-from inlay.errors import InlayError
 from inlay.http import FrontendSettings
 from inlay.http.serve import serve
 from inlay.router import Router

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from inlay.base.errors import InvalidRequestError, OverloadedError
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.media.engine import EncodeEngine
-from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.prompt import Buffer, Media, Prompt, Tokens
-from inlay.request import Request, Sampling, Task
+from inlay.messages.prompt import Buffer, Media, Prompt, Tokens
+from inlay.messages.request import Request, Sampling, Task
 from inlay.router import Router
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.peers import PeerConnections

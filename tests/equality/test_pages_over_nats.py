@@ -11,12 +11,12 @@ from inlay.adapter.library import AdapterLibrary
 from inlay.engine.api import Engine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.routing import routing_chain
 from inlay.router import Router
 from inlay.router.index import keys_of
 from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings
-from inlay.routing import routing_chain
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.peers import PeerConnections
 from inlay.worker.adapters import AdapterRegistry

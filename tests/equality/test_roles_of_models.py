@@ -12,11 +12,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from inlay.commands import LoadAdapter
 from inlay.media.embeds import embeds_segments
 from inlay.media.spec import layout
-from inlay.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens
-from inlay.request import Grammar
+from inlay.messages.commands import LoadAdapter
+from inlay.messages.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.request import Grammar
 from inlay.tensors import Tensor
 from tests import adapters
 from tests.engine import reference

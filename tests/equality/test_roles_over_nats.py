@@ -11,11 +11,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from inlay.commands import LoadAdapter
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
-from inlay.prompt import Buffer, Prompt, Tokens
-from inlay.request import Emit, Grammar, Output, Request
+from inlay.messages.commands import LoadAdapter
+from inlay.messages.prompt import Buffer, Prompt, Tokens
+from inlay.messages.request import Emit, Grammar, Output, Request
 from inlay.router import decide
 from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings

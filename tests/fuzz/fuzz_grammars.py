@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, get_args
 from llguidance import LLMatcher, LLTokenizer
 
 from inlay import demo
-from inlay.errors import InlayError
-from inlay.request import Grammar, GrammarKind
+from inlay.base.errors import InlayError
+from inlay.messages.request import Grammar, GrammarKind
 from tests.fuzz.guided import instrumented, run
 from tests.fuzz.mutation import mutated
 

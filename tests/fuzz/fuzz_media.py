@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from tests.fuzz.guided import instrumented, run
 from tests.fuzz.mutation import mutated
 

@@ -41,7 +41,7 @@ WORDS = (
 @cache
 def _parts() -> Any:
     """What is fuzzed: imported late, so that it can be instrumented."""
-    from inlay.errors import InlayError
+    from inlay.base.errors import InlayError
     from inlay.http.bodies import memory, multipart
     from inlay.tensors import ReadLimits
 

@@ -29,8 +29,8 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
-from inlay.errors import InlayError, NotFoundError
-from inlay.request import GrammarKind, Task
+from inlay.base.errors import InlayError, NotFoundError
+from inlay.messages.request import GrammarKind, Task
 from inlay.transport import frames
 from tests.fuzz.guided import instrumented, run
 from tests.fuzz.json_mutation import JsonMutation
@@ -86,8 +86,6 @@ def _routes() -> _Routes:
     from inlay.api.openai.chat import route as chat
     from inlay.api.openai.completions import route as completions
     from inlay.api.openai.responses import route as responses
-    from inlay.card import Adapter, Limits, ModelCard
-    from inlay.digest import Secret
     from inlay.http import parsed_request
     from inlay.http.bodies import base64_extractor as lift
     from inlay.http.bodies.accounting import RequestMemory, Reservation
@@ -96,7 +94,9 @@ def _routes() -> _Routes:
     from inlay.http.errors import error_json
     from inlay.http.server import Call, Server
     from inlay.http.settings import FrontendSettings
-    from inlay.prompt import Buffer
+    from inlay.messages.card import Adapter, Limits, ModelCard
+    from inlay.messages.digest import Secret
+    from inlay.messages.prompt import Buffer
     from inlay.router import Router, ServedModel
     from inlay.store import PromptStore
     from inlay.store.prompts import Threads
@@ -150,7 +150,7 @@ def _routes() -> _Routes:
     class InOneThread(Server):
         """A server that waits for no thread, so that no event loop is needed."""
 
-        async def prepare(
+        async def run_prepared(
             self, size: int, function: Callable[..., Any], *args: Any, **kwargs: Any
         ) -> Any:
             return function(*args, **kwargs)

@@ -51,7 +51,7 @@ WORDS = (
 @cache
 def _parts() -> Any:
     """What is fuzzed: imported late, so that it can be instrumented."""
-    from inlay.errors import InvalidRequestError
+    from inlay.base.errors import InvalidRequestError
     from inlay.http.bodies import structure
 
     return SimpleNamespace(refused=InvalidRequestError, structure=structure)

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from inlay.errors import EmbeddingsError
-from inlay.prompt import DTYPE_SIZES
+from inlay.base.errors import EmbeddingsError
+from inlay.messages.prompt import DTYPE_SIZES
 from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows
 from inlay.tensors.state_dict import state_tensors
 from inlay.tensors.tensor import ELEMENT_SIZES

@@ -52,8 +52,8 @@ class _Note(msgspec.Struct, array_like=True):
 @cache
 def _parts() -> Any:
     """What is fuzzed: imported late, so that it can be instrumented."""
-    from inlay.digest import Secret
-    from inlay.prompt import Buffer
+    from inlay.messages.digest import Secret
+    from inlay.messages.prompt import Buffer
     from inlay.transport import frames, handshake, wire
 
     return SimpleNamespace(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from inlay import demo
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.grammar.trial import Trial, TrialProcess
-from inlay.errors import InvalidRequestError
 from tests.fuzz.fuzz_grammars import CORPUS, fuzz, grammar_in
 
 FILES = sorted(CORPUS.iterdir())

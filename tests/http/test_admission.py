@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.errors import BodyTooLargeError, OverloadedError, RateLimitedError
+from inlay.base.errors import BodyTooLargeError, OverloadedError, RateLimitedError
+from inlay.base.pace import Unwanted, while_wanted
 from inlay.http import FrontendSettings
 from inlay.http.bodies.accounting import ByteBudget, Reservation, bytes_alive
 from inlay.http.callers.auth import ANYONE, Caller, Tenant
 from inlay.http.callers.clients import Client, Clients, TokenBucket, default_share, network
 from inlay.http.callers.keys import ClientLimits
-from inlay.pace import Unwanted, while_wanted
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
 
 MIB = 1024 * 1024
 

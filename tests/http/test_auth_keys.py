@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inlay.errors import AuthenticationError, InvalidRequestError
+from inlay.base.errors import AuthenticationError, InvalidRequestError
 from inlay.http import FrontendSettings
 from inlay.http.callers.auth import Caller, Keys
 from inlay.http.callers.keys import ClientLimits, read_keys

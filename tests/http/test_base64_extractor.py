@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from inlay.api.openai.completions.route import in_completion
 from inlay.api.openai.schema.completions import CompletionRequest
-from inlay.errors import EmbeddingsError, InlayError, InvalidRequestError
+from inlay.base.errors import EmbeddingsError, InlayError, InvalidRequestError
 from inlay.http.bodies import base64_extractor as lift
 from inlay.http.bodies.embeds import tensor_data
 from inlay.http.parsed_request import parse_body
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.tensors import ReadLimits
 
 LIMITS = ReadLimits(max_bytes=1024 * 1024)

@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from inlay.http.bodies.allocator import keep_freed_memory
-from inlay.http.bodies.connection import EXTENSION, Connection, Exchange
+from inlay.http.bodies.connection import EXTENSION, Exchange, HttpConnection
 from inlay.http.errors import ClientGone
 
 
@@ -75,7 +75,7 @@ async def taker() -> AsyncIterator[tuple[Taker, int]]:
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[int]:
     config = uvicorn.Config(
-        app, http=Connection, ws="none", lifespan="off", log_config=None, port=0
+        app, http=HttpConnection, ws="none", lifespan="off", log_config=None, port=0
     )
     server = uvicorn.Server(config)
     config.load()

@@ -5,12 +5,12 @@ import asyncio
 import httpx
 import pytest
 
-from inlay.digest import Secret
-from inlay.errors import EngineError
+from inlay.base.errors import EngineError
 from inlay.http import App, FrontendSettings
 from inlay.http.openapi import Notes, Operation
 from inlay.http.serve import serve
 from inlay.http.server import Call, Server
+from inlay.messages.digest import Secret
 from inlay.router import Router
 from inlay.transport.local import LocalPlane
 

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from inlay.commands import ReadStats
-from inlay.errors import DeadlineExceededError
+from inlay.base.errors import DeadlineExceededError
 from inlay.http.metrics.engine import PACE, WITHIN, EngineMetrics
+from inlay.messages.commands import ReadStats
 from tests.live import Fleet
 from tests.payloads import constant, post
 

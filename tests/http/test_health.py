@@ -16,14 +16,14 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from inlay.card import ModelCard, Probe
-from inlay.commands import ReadStats
-from inlay.digest import Secret
+from inlay.base.errors import EngineError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError
 from inlay.http.metrics import engine_health
 from inlay.http.metrics.engine_health import Health, combined_status
+from inlay.messages.card import ModelCard, Probe
+from inlay.messages.commands import ReadStats
+from inlay.messages.digest import Secret
 from inlay.transport import link
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn

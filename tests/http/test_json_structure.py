@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.errors import BodyTooLargeError, InvalidRequestError
+from inlay.base.errors import BodyTooLargeError, InvalidRequestError
 from inlay.http.bodies import base64_extractor as lift
 from inlay.http.bodies import structure
 from inlay.http.bodies.accounting import EmbedsLimits

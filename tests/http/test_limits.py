@@ -15,10 +15,10 @@ import pytest
 
 from inlay.api.generation.logprobs import BYTES
 from inlay.api.openai.completions.shape import CompletionShape
-from inlay.card import Limits, ModelCard
-from inlay.errors import EmbeddingsError
+from inlay.base.errors import EmbeddingsError
 from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits
 from inlay.http.settings import FrontendSettings
+from inlay.messages.card import Limits, ModelCard
 from inlay.tensors import write
 from inlay.tensors.tensor import check_size
 from tests.live import Fleet, fleet, until

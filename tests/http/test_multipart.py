@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
 from inlay.http.bodies.multipart import MAX_FILES, MAX_HEADER_BYTES, MAX_REQUEST_BYTES, Form
 from inlay.tensors import ReadLimits, write
 from tests.live import Fleet, until

@@ -14,12 +14,12 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from inlay import pace
-from inlay.digest import BLOCK_SIZE, Secret, row_digests
+from inlay.base import pace
 from inlay.http.bodies.accounting import Reservation
 from inlay.http.callers.auth import ANYONE
 from inlay.http.server import OFFLOAD_BYTES, SMALL_BYTES, preparing_for
-from inlay.prompt import Buffer, Rows
+from inlay.messages.digest import BLOCK_SIZE, Secret, row_digests
+from inlay.messages.prompt import Buffer, Rows
 from inlay.tensors.cast import cast, largest_magnitude
 from tests.live import Fleet
 
@@ -101,9 +101,9 @@ def test_digests_checks_and_casts_of_a_large_prompt_give_way_and_come_out_the_sa
 
 def test_large_requests_are_prepared_in_the_background(llama: Fleet, pauses: list[float]) -> None:
     server = llama.apps[llama.serve()].server
-    llama.run(server.prepare(1, pace.yield_gil))
+    llama.run(server.run_prepared(1, pace.yield_gil))
     assert not pauses
-    llama.run(server.prepare(OFFLOAD_BYTES, pace.yield_gil))
+    llama.run(server.run_prepared(OFFLOAD_BYTES, pace.yield_gil))
     assert len(pauses) == 1
 
 
@@ -125,7 +125,7 @@ def test_a_loop_that_has_prepared_much_prepares_only_what_is_small(
         """True if a body of `size` bytes is prepared on the event loop."""
 
         async def both() -> bool:
-            return await server.prepare(size, threading.get_ident) == threading.get_ident()
+            return await server.run_prepared(size, threading.get_ident) == threading.get_ident()
 
         return llama.run(both())
 
@@ -145,7 +145,7 @@ def test_a_client_that_has_much_prepared_leaves_a_thread_to_others(llama: Fleet)
         memory = Reservation(server.budget)
         memory.client = server.clients.of(ANYONE, client)
         preparing_for.set(memory)
-        await server.prepare(OFFLOAD_BYTES, function)
+        await server.run_prepared(OFFLOAD_BYTES, function)
 
     async def both() -> None:
         many = [asyncio.create_task(prepared("10.0.0.1", over.wait)) for _ in range(32)]

@@ -15,7 +15,7 @@ import torch
 
 from inlay.store import PromptStore, StoreSettings
 from inlay.tensors import write
-from inlay.transport.local import Channel
+from inlay.transport.local import LocalTransport
 from tests.live import SECRET, Fleet
 from tests.payloads import TEXT, embeds_of, error, post
 
@@ -151,7 +151,7 @@ def test_the_rows_of_a_reference_are_placed_in_shared_memory_once(llama: Fleet, 
     url = llama.serve(enable_prompt_embeds=True)
     id_ = uploaded(url, stored(random_rows(rows, rows)))
     channel = llama.plane._links[0]._carrier
-    assert isinstance(channel, Channel)
+    assert isinstance(channel, LocalTransport)
     arena = channel.arena
     placed: list[int] = []
     view = arena._view

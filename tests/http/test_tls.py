@@ -13,7 +13,7 @@ import httpx
 import pytest
 from cryptography import x509
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http import FrontendSettings
 from inlay.http.tls import Tls, expiry
 from tests.certificates import Pair, certificate

@@ -22,8 +22,8 @@ from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5Omni
 from transformers.models.qwen2_audio.processing_qwen2_audio import Qwen2AudioProcessor
 from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.sounds import decode_sound
-from inlay.errors import InvalidRequestError
 from inlay.media.audio import AudioHeader, read_audio_header
 from inlay.media.families import spec_of
 from inlay.media.spec import MediaSpec, audio_layout

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.containers import Container, read_container
 from inlay.media.frames import VideoHeader, read_video_header
 from tests.media.clips import drawn, video

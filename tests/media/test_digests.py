@@ -1,7 +1,7 @@
 """The identity of media: the file, the encoder, the settings, and the index in the whole item."""
 
-from inlay.digest import BLOCK_SIZE, Chain, Secret, chain, media_digest, root_digest
-from inlay.prompt import Buffer, Media, Prompt, Rows, Tokens
+from inlay.messages.digest import BLOCK_SIZE, Chain, Secret, chain, media_digest, root_digest
+from inlay.messages.prompt import Buffer, Media, Prompt, Rows, Tokens
 
 SECRET = Secret(bytes(range(32)))
 ROOT = root_digest(SECRET, weights_id="w", dtype="bfloat16")

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.digest import Secret, row_digests
-from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.base.errors import EmbeddingsError, InvalidRequestError
 from inlay.media.embeds import embeds_segments, parse_embeds, read_grid
 from inlay.media.positions import rope_positions
 from inlay.media.spec import MediaSpec, layout, media_segments
-from inlay.prompt import Media, Prompt, Rows, Tokens
+from inlay.messages.digest import Secret, row_digests
+from inlay.messages.prompt import Media, Prompt, Rows, Tokens
 from inlay.tensors import read
 from inlay.tensors.integers import read_integers
 from tests.media import processors

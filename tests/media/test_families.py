@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.families import REFUSED, spec_of
 from inlay.media.geometry import PatchGrid
 from inlay.media.spec import max_items_of

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.addresses import address_of, is_public, networks
 from inlay.media.data_url import decode_data_url
 from inlay.media.fetch import Fetcher, FetchSettings

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.pictures import decode_frames
-from inlay.errors import InvalidRequestError
 from inlay.media.frames import pack_frames, read_video_header, unpack_frames
 
 MAX_PIXELS = 1 << 16

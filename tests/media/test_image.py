@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.image import FORMATS, read_image_header
 from tests.examples import examples
 from tests.media.hostile_files import many_scans, run_lengths, segment

@@ -9,12 +9,12 @@ import pytest
 import soundfile
 from PIL import Image
 
-from inlay.digest import Secret
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.audio import AudioChunks
 from inlay.media.items import audio_item, image_item
 from inlay.media.spec import MediaSpec, Placeholder
-from inlay.prompt import Buffer, Media, Prompt, Tokens
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Media, Prompt, Tokens
 from tests.media import processors
 from tests.media.test_image import BITS, png
 

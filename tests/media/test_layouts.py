@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.geometry import AnyResolution, Layout
 from inlay.media.image_families import IMAGE_FAMILIES
 from inlay.media.spec import layout, media_segments
 from inlay.media.tiles import Lines
-from inlay.prompt import Buffer, Media, Prompt
+from inlay.messages.prompt import Buffer, Media, Prompt
 from tests.examples import examples
 from tests.media import processors
 from tests.media.processors import Case

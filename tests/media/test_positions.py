@@ -18,7 +18,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.positions import (
     grid_field,
     grid_positions,
@@ -27,7 +27,7 @@ from inlay.media.positions import (
     merged,
     rope_positions,
 )
-from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
 from tests.examples import examples
 
 MERGE = 2

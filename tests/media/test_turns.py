@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
+from inlay.base.slots import Slots
 from inlay.media.fetch import Fetcher, FetchSettings
-from inlay.turns import Turns
 from tests.media.test_fetch import HOST, say, serving
 
 
@@ -22,7 +22,7 @@ async def settle() -> None:
 class Client:
     """Holders of places that stay until they are told to go."""
 
-    def __init__(self, turns: Turns, name: str) -> None:
+    def __init__(self, turns: Slots, name: str) -> None:
         self.name = name
         self.open = 0
         self.tasks: list[asyncio.Task[None]] = []
@@ -47,7 +47,7 @@ class Client:
 
 
 async def test_a_client_has_no_more_than_remain_for_others() -> None:
-    turns = Turns(12)
+    turns = Slots(12)
     one, two, three = (Client(turns, name) for name in "abc")
     one.ask(100)
     await settle()
@@ -69,7 +69,7 @@ async def test_a_client_has_no_more_than_remain_for_others() -> None:
 
 
 async def test_a_single_place_goes_from_hand_to_hand() -> None:
-    turns = Turns(1)
+    turns = Slots(1)
     one, two = Client(turns, "a"), Client(turns, "b")
     one.ask(2)
     two.ask(2)
@@ -84,7 +84,7 @@ async def test_a_single_place_goes_from_hand_to_hand() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["ask", "end", "settle"]))))
 def test_places_are_neither_lost_nor_made(steps: list[tuple[int, str]]) -> None:
     async def run() -> None:
-        turns, places = Turns(5), 5
+        turns, places = Slots(5), 5
         clients = [Client(turns, str(number)) for number in range(4)]
         for number, step in steps:
             client = clients[number]

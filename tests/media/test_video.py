@@ -14,11 +14,11 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.video_utils import VideoMetadata
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.families import spec_of
 from inlay.media.positions import rope_positions
 from inlay.media.spec import MediaSpec, media_segments
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from tests.media.processors import from_source, tokenizer
 from tests.media.test_families import write
 from tests.media.test_positions import theirs

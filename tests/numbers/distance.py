@@ -19,7 +19,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.model import CausalModel
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from tests.models import VOCAB_SIZE
 
 BOUND = 1.5
@@ -127,7 +127,7 @@ class Asked(NamedTuple):
             pages,
             sampled=stop - start,
             rope=None if self.rope is None else self.rope[:, start:stop],
-            wholes=[each for each in self.wholes if start <= each[0] and each[1] <= stop],
+            atomic_spans=[each for each in self.wholes if start <= each[0] and each[1] <= stop],
             decoding=stop - start == 1,
         )
 
@@ -154,7 +154,7 @@ def answers(model: CausalModel, asked: Sequence[Asked], cuts: Sequence[int]) -> 
             asked[number].item(start, min(stop, len(asked[number].prompt)), owned[number])
             for number in going
         ]
-        batch = Batch.pack(items, PAGE)._replace(whole_layers=model.bidirectional)
+        batch = Batch.pack(items, PAGE)._replace(bidirectional_layers=model.bidirectional)
         far = [asked[number].places for number in going]
         if any(each is not None for each in far):
             places = [each[start:stop] for each in far if each is not None]

@@ -15,14 +15,14 @@ import torch
 import transformers
 from torch import Tensor
 
+from inlay.base.errors import InlayError
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.engine import _encoded
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.media.tower import Tower, as_rows
 from inlay.engine.torch.model import CausalModel
-from inlay.errors import InlayError
 from inlay.media.positions import rope_positions
-from inlay.prompt import Media, Prompt, Rows
+from inlay.messages.prompt import Media, Prompt, Rows
 from tests.engine.embed.test_media import CASES as EMBEDDED
 from tests.engine.embed.test_media import prompts as embedded
 from tests.engine.torch.test_vision import CASES, prompts, tower_inputs

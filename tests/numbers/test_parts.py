@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from inlay.card import SelfCheck
-from inlay.digest import Secret
+from inlay.base.errors import EngineError
 from inlay.engine.diffusers.engine import DiffusersEngine
 from inlay.engine.diffusers.loading import load as load_pipeline
 from inlay.engine.diffusers.part_check import pipeline_parts
@@ -24,7 +23,8 @@ from inlay.engine.torch.media.readers import readers_of
 from inlay.engine.torch.media.tower import Tower
 from inlay.engine.torch.self_check.parts import Part, checked_parts, in_float32
 from inlay.engine.torch.self_check.reference import relative
-from inlay.errors import EngineError
+from inlay.messages.card import SelfCheck
+from inlay.messages.digest import Secret
 from tests.engine.test_diffusers import FAMILIES, model
 from tests.engine.torch.test_vision import CASES
 from tests.engine.torch.vision_reference import directory_of, spec

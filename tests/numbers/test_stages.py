@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, Qwen2_5OmniForConditionalGeneration
 
+from inlay.engine.diffusers.image_pipeline import ImagePipeline
 from inlay.engine.diffusers.loading import load as load_pipeline
-from inlay.engine.diffusers.painter import Painter
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speech.loading import load as load_speech
 from inlay.engine.speech.talker import Talker
-from inlay.request import Diffusion
+from inlay.messages.request import Diffusion
 from tests.engine.test_diffusers import FAMILIES, model
 from tests.lifelike import lifelike, pipeline
 from tests.numbers.distance import BOUND, centred, ratio
@@ -41,7 +41,7 @@ def drawn(directory: Path, params: Diffusion) -> tuple[list[Tensor], Tensor]:
     """The noise of two paintings that are painted together, and their images [2, 3, H, W]."""
     loaded = load_pipeline(_settings(directory, engine="diffusers", part="pipeline"))
     assert loaded.dtype == torch.bfloat16
-    painter = Painter(loaded)
+    painter = ImagePipeline(loaded)
     paintings = [painter.begin(painter.encode(text, {}, params)[0], params) for text in PROMPTS]
     noise = [painting.latents.clone() for painting in paintings]
     while not paintings[0].done:

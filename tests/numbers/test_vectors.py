@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.settings import EngineSettings
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from tests import embedding_reference as reference
 from tests.embedding_models import EMBEDDING_MODELS, VOCAB_SIZE, WORDS, tiny_embedding, tiny_scoring
 from tests.lifelike import lifelike

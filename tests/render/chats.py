@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from inlay.prompt import Buffer, Rows
+from inlay.messages.prompt import Buffer, Rows
 
 TOOL = {
     "type": "function",

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Prompt, Rows, Tokens
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Prompt, Rows, Tokens
 from inlay.render import Renderer
 from inlay.render.marks import PlaceholderMarks
 from tests.models import tiny

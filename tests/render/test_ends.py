@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.render import Renderer, Side, ends
 from tests.render.directories import CORPUS, KINDS, llama_like, qwen_like, renderer
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from inlay.api.generation.truncation import truncated
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Media, Prompt, Rows, Segment, Tokens
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Media, Prompt, Rows, Segment, Tokens
 from inlay.render import ChatMedia, Renderer, Shown, Side
 from tests.render.chats import embeds, rows, text, user
 from tests.render.directories import qwen_like

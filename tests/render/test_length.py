@@ -2,8 +2,8 @@
 
 import pytest
 
-from inlay.errors import ContextLengthError
-from inlay.prompt import Prompt
+from inlay.base.errors import ContextLengthError
+from inlay.messages.prompt import Prompt
 from inlay.render import Renderer
 from tests.render.directories import qwen_like
 

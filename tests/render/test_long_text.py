@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from inlay.errors import ContextLengthError, InvalidRequestError
-from inlay.pace import Unwanted, lending, while_wanted
+from inlay.base.errors import ContextLengthError, InvalidRequestError
+from inlay.base.pace import Unwanted, lending, while_wanted
 from inlay.render.long_text import (
     LONG,
     MEMORY_OF_A_CHARACTER,

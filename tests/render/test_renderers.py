@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inlay.card import Limits, ModelCard
-from inlay.errors import EngineError, InvalidRequestError
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.http.serve import check
 from inlay.http.settings import FrontendSettings
 from inlay.http.tables import Tables
+from inlay.messages.card import Limits, ModelCard
 from inlay.render.renderer import Renderers
 from inlay.render.template import read_template
 from tests.models import tiny

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.render import StopMatcher, StopStrings
 from inlay.render.stop_strings import STATE_BYTES
 from tests.examples import examples

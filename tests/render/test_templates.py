@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Rows, Tokens
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Rows, Tokens
 from inlay.render import Renderer
 from inlay.render.template import ChatTemplate
 from tests.render.chats import CHATS, TOOL, embeds, rows, text, user

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.base.errors import ContextLengthError, InvalidRequestError
 from inlay.render import Renderer
 from tests.embedding_models import WORDS, tiny_embedding, tiny_scoring
 from tests.embedding_reference import tokenizer_of

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from inlay.address import KvRoom
-from inlay.card import ModelCard, Stats
+from inlay.base.address import KvRoom
+from inlay.base.errors import KV_LOST, DeadlineExceededError, InlayError, OverloadedError
 from inlay.engine.api import GenerateEngine
-from inlay.errors import KV_LOST, DeadlineExceededError, InlayError, OverloadedError
-from inlay.request import Emit, Output, Request, TokenLogprobs
+from inlay.messages.card import ModelCard, Stats
+from inlay.messages.request import Emit, Output, Request, TokenLogprobs
 
 _FORM = "met-over-tcp"
 

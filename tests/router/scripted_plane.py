@@ -6,11 +6,11 @@ from typing import Never
 
 from msgspec.structs import replace
 
-from inlay.card import Limits, ModelCard
-from inlay.commands import Command
-from inlay.errors import OverloadedError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, Request, Sampling, Usage
+from inlay.base.errors import OverloadedError
+from inlay.messages.card import Limits, ModelCard
+from inlay.messages.commands import Command
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output, Request, Sampling, Usage
 from inlay.transport.api import Stream
 from tests.router.standing import CARD
 

@@ -7,33 +7,33 @@ from hashlib import blake2b
 
 from msgspec.structs import replace
 
-from inlay.address import Address
-from inlay.card import ModelCard, Stats
+from inlay.base.address import Address
+from inlay.base.errors import EngineError, InlayError, OverloadedError
 from inlay.engine.api import Engine
-from inlay.engine.inflow import Inflow
-from inlay.errors import EngineError, InlayError, OverloadedError
-from inlay.outputs import payloads_of
-from inlay.prompt import Buffer
-from inlay.request import Diffusion, Emit, Input, Output, Payload, Request, Task
+from inlay.engine.input_stream import InputStream
+from inlay.messages.card import ModelCard, Stats
+from inlay.messages.outputs import payloads_of
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Diffusion, Emit, Input, Output, Payload, Request, Task
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.transport.output_queue import OutputQueue
-from inlay.worker.held import HeldPayloads
 from inlay.worker.host import EngineHost
-from inlay.worker.leased import LeasedInputs
+from inlay.worker.input_fetcher import InputFetcher
+from inlay.worker.payload_store import PayloadStore
 from inlay.worker.stage_part import StagePart
 from tests.router.standing import CARD
 from tests.transport.direct import DirectPlane
 
 
-def kept_by(host: EngineHost) -> HeldPayloads:
+def kept_by(host: EngineHost) -> PayloadStore:
     (part,) = host.parts
     assert isinstance(part, StagePart)
     return part.held
 
 
-def fetched_by(host: EngineHost) -> LeasedInputs | None:
+def fetched_by(host: EngineHost) -> InputFetcher | None:
     (part,) = host.parts
     assert isinstance(part, StagePart)
     return part.leased
@@ -160,9 +160,9 @@ class ScriptedStage:
             self.abort(request_id)
 
     def submit(self, request: Request, emit: Emit) -> None:
-        self.submit_fed(request, emit, Inflow.of(request.inputs))
+        self.submit_fed(request, emit, InputStream.of(request.inputs))
 
-    def submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
+    def submit_fed(self, request: Request, emit: Emit, inflow: InputStream) -> None:
         assert request.id not in self.running
         assert not request.feeds
         task = asyncio.create_task(self._run(request, inflow, emit))
@@ -177,7 +177,7 @@ class ScriptedStage:
     def pause(self, request_id: str, paused: bool) -> None:
         (self.paused.add if paused else self.paused.discard)(request_id)
 
-    async def _run(self, request: Request, inflow: Inflow, emit: Emit) -> None:
+    async def _run(self, request: Request, inflow: InputStream, emit: Emit) -> None:
         try:
             shows = isinstance(request.params, Diffusion) and request.params.preview_every > 0
             async for port, data, last in self._items(inflow, shows):
@@ -210,7 +210,9 @@ class ScriptedStage:
         del self.running[request.id]
         self.paused.discard(request.id)
 
-    async def _items(self, inflow: Inflow, shows: bool) -> AsyncIterator[tuple[str, bytes, bool]]:
+    async def _items(
+        self, inflow: InputStream, shows: bool
+    ) -> AsyncIterator[tuple[str, bytes, bool]]:
         """Yield port, payload, and whether it is the last."""
         if self.stage == "decoder" and shows:
             async for item in self._newest(inflow):
@@ -232,7 +234,7 @@ class ScriptedStage:
         for at, port in enumerate(ports):
             yield port, made(self.stage, inputs, at), at == len(ports) - 1
 
-    async def _streamed(self, inflow: Inflow) -> AsyncIterator[tuple[str, bytes, bool]]:
+    async def _streamed(self, inflow: InputStream) -> AsyncIterator[tuple[str, bytes, bool]]:
         """As `_items`: of a stream, and one more at its end."""
         port, at, before = STREAMED[self.stage], 0, b""
         changed = asyncio.Event()
@@ -252,7 +254,7 @@ class ScriptedStage:
                 return
             await changed.wait()
 
-    async def _newest(self, inflow: Inflow) -> AsyncIterator[tuple[str, bytes, bool]]:
+    async def _newest(self, inflow: InputStream) -> AsyncIterator[tuple[str, bytes, bool]]:
         """As `_items`: of the newest latents."""
         changed = asyncio.Event()
         inflow.watch(changed.set)
@@ -338,7 +340,7 @@ class World:
     async def payloads(
         self, address: Address, request: Request, within: float | None = None
     ) -> Sequence[Payload]:
-        """As `inlay.engine.api.Peers`: from host to host."""
+        """As `inlay.engine.api.PeerWorkers`: from host to host."""
         number = address.port
         await asyncio.sleep(0)
         if number in self.dead:

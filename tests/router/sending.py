@@ -2,9 +2,9 @@
 
 from random import Random
 
-from inlay.request import Request
+from inlay.messages.request import Request
+from inlay.messages.routing import WorkerLoad
 from inlay.router import Router
-from inlay.routing import WorkerLoad
 from inlay.transport.api import Stream
 
 IDLE = WorkerLoad()

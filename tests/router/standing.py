@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Never
 
-from inlay.card import Limits, ModelCard
-from inlay.commands import Command
-from inlay.errors import OverloadedError
-from inlay.request import Request
+from inlay.base.errors import OverloadedError
+from inlay.messages.card import Limits, ModelCard
+from inlay.messages.commands import Command
+from inlay.messages.request import Request
 from inlay.transport.api import Stream
 
 CARD = ModelCard(

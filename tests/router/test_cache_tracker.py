@@ -11,14 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.errors import OverloadedError
-from inlay.prompt import Buffer
-from inlay.router import peers as caches
-from inlay.router.index import keys_of
-from inlay.router.peers import CacheTracker
-from inlay.router.settings import RouterSettings
-from inlay.router.snapshot import Pool
-from inlay.routing import (
+from inlay.base.errors import OverloadedError
+from inlay.messages.prompt import Buffer
+from inlay.messages.routing import (
     Cleared,
     KvEvent,
     KvEvents,
@@ -28,6 +23,11 @@ from inlay.routing import (
     Stored,
     WorkerLoad,
 )
+from inlay.router import peers as caches
+from inlay.router.index import keys_of
+from inlay.router.peers import CacheTracker
+from inlay.router.settings import RouterSettings
+from inlay.router.snapshot import Pool
 from tests.router.standing import CARD, Standing
 
 KEYS = [Random(n).randbytes(8) for n in range(12)]

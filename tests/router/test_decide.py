@@ -7,11 +7,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.card import EMBEDS_OFF, Adapter, Address, Limits, ModelCard
+from inlay.messages.card import EMBEDS_OFF, Adapter, Address, Limits, ModelCard
+from inlay.messages.routing import WorkerLoad
 from inlay.router.decide import Ask, Decision, Placement, Refuse, Wait, decide, eligible
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool, Snapshot
-from inlay.routing import WorkerLoad
 from tests.router.standing import CARD, Standing
 from tests.router.test_pool import blocks
 

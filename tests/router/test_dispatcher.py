@@ -6,9 +6,14 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from inlay.card import Adapter
-from inlay.errors import DeadlineExceededError, NotFoundError, OverloadedError, RateLimitedError
-from inlay.request import Request
+from inlay.base.errors import (
+    DeadlineExceededError,
+    NotFoundError,
+    OverloadedError,
+    RateLimitedError,
+)
+from inlay.messages.card import Adapter
+from inlay.messages.request import Request
 from inlay.router import Router
 from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from inlay.card import Address, ModelCard
-from inlay.errors import OverloadedError, RateLimitedError
-from inlay.request import Output, Request
+from inlay.base.errors import OverloadedError, RateLimitedError
+from inlay.messages.card import Address, ModelCard
+from inlay.messages.request import Output, Request
 from inlay.router import Router, resume
 from inlay.router.decide import Wait, decide
 from inlay.router.resume import ResumingStream

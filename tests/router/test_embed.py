@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from inlay.card import ModelCard
-from inlay.digest import Secret
+from inlay.base.errors import DeadlineExceededError, EngineError, NotFoundError, OverloadedError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import DeadlineExceededError, EngineError, NotFoundError, OverloadedError
-from inlay.outputs import payload_of
-from inlay.prompt import Buffer, Prompt, Tokens
-from inlay.request import Emit, Output, Payload, Pooling, Request, Task
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.outputs import payload_of
+from inlay.messages.prompt import Buffer, Prompt, Tokens
+from inlay.messages.request import Emit, Output, Payload, Pooling, Request, Task
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
 from tests.router.sending import IDLE, send

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from inlay.card import EMBEDS_OFF
-from inlay.digest import Secret
+from inlay.base.errors import EmbeddingsError
 from inlay.engine.api import Engine
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EmbeddingsError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Output, Pooling, Request, Sampling, Task
+from inlay.messages.card import EMBEDS_OFF
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Output, Pooling, Request, Sampling, Task
 from inlay.router import Router
 from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.worker.host import EngineHost

@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inlay.messages.routing import FrontendLoad, WorkerLoad
 from inlay.router.index import Keys, KvIndex, keys_of
 from inlay.router.member import PoolMember
 from inlay.router.peers import FORGOTTEN_SECONDS, WHOLE_SECONDS, PeerLoads
-from inlay.routing import FrontendLoad, WorkerLoad
 from tests.router.standing import Standing
 
 WORKERS = ("w0", "w1", "w2")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inlay.messages.routing import WorkerLoad
 from inlay.router.decide import Ask, Placement, decide
 from inlay.router.member import hash_of
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool, Snapshot
 from inlay.router.terms import rendezvous_hash
-from inlay.routing import WorkerLoad
 from tests.router.standing import Standing
 from tests.router.test_pool import blocks
 

@@ -7,15 +7,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.card import EMBEDS_OFF, Adapter, ModelCard
-from inlay.digest import BLOCK_SIZE
+from inlay.messages.card import EMBEDS_OFF, Adapter, ModelCard
+from inlay.messages.digest import BLOCK_SIZE
+from inlay.messages.routing import WorkerLoad
 from inlay.router.decide import Ask, Decision, Part, Placement, decide
 from inlay.router.index import Keys, keys_of
 from inlay.router.member import BRIDGED_SECONDS, PoolMember
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool
 from inlay.router.terms import prompt_at
-from inlay.routing import WorkerLoad
 from tests.router.standing import CARD, Standing
 
 ADAPTER = Adapter(name="a", content_id="0" * 32, path="a")

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from inlay.card import Address, ModelCard, Phase
+from inlay.messages.card import Address, ModelCard, Phase
+from inlay.messages.routing import WorkerLoad
 from inlay.router.decide import LEAST_HANDOVER
 from inlay.router.prices import KNOWN_SECONDS, RouterPrice
-from inlay.routing import WorkerLoad
 from tests.router.test_pool import Made, blocks, card
 
 LONG = 16 * 64

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from inlay.address import Address
-from inlay.commands import ReadStats
-from inlay.edges import NEWEST, Fetch, Lease
-from inlay.errors import EngineError, InvalidRequestError, OverloadedError
-from inlay.prompt import Buffer
-from inlay.request import Diffusion, FinishReason, Input, Output, Payload, Request, Task
+from inlay.base.address import Address
+from inlay.base.errors import EngineError, InvalidRequestError, OverloadedError
+from inlay.messages.commands import ReadStats
+from inlay.messages.edges import NEWEST, Fetch, PayloadLease
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Diffusion, FinishReason, Input, Output, Payload, Request, Task
 from inlay.router import resume
-from inlay.router.making import Making
+from inlay.router.stage_result import StageResult
 from inlay.router.stages import admitted, plan, walk
-from inlay.worker.held import HeldPayloads
+from inlay.worker.payload_store import PayloadStore
 from tests.router.scripted_stages import (
     GRAPH,
     SHOWN,
@@ -64,7 +64,7 @@ async def ask(
         return replace(stage_request(name, inputs), id=id_, params=params)
 
     steps = plan(world.router, world.router.card("painter"), "preview")
-    given_: dict[str | None, Making] = {None: Making([prompt_payload(prompt)])}
+    given_: dict[str | None, StageResult] = {None: StageResult([prompt_payload(prompt)])}
     with admitted(world.router, steps, None):
         return await read(walk(world.router, steps, given_, make, hold))
 
@@ -200,7 +200,7 @@ class Holding:
     """What is kept of one request, and the answers to those who read it."""
 
     def __init__(self) -> None:
-        self.held = HeldPayloads(lambda _: None, lambda _, __: self.paused.append(1))
+        self.held = PayloadStore(lambda _: None, lambda _, __: self.paused.append(1))
         self.paused: list[int] = []
         self.said: list[Output] = []
         self.request = stage_request("denoiser", ())
@@ -211,7 +211,7 @@ class Holding:
         self._take(Output("r", 0, 0, finish_reason=reason, payloads=(latents(step),)))
 
     @property
-    def lease(self) -> Lease:
+    def lease(self) -> PayloadLease:
         (found,) = [output.lease for output in self.said if output.lease is not None]
         return found
 

@@ -11,14 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from inlay.card import Exactness
-from inlay.digest import Secret, with_digests
-from inlay.engine.api import Engine
-from inlay.engine.echo import EchoEngine
-from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.engine import TorchEngine
-from inlay.engine.torch.failures import memory_too_small
-from inlay.errors import (
+from inlay.base.errors import (
     DeadlineExceededError,
     EngineError,
     ErrorFrame,
@@ -26,9 +19,16 @@ from inlay.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from inlay.hidden_states import HiddenStates
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import (
+from inlay.engine.api import Engine
+from inlay.engine.echo import EchoEngine
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.failures import memory_too_small
+from inlay.messages.card import Exactness
+from inlay.messages.digest import Secret, with_digests
+from inlay.messages.hidden_states import HiddenStates
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import (
     Emit,
     Grammar,
     Output,

@@ -9,12 +9,12 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from inlay.errors import NotFoundError, OverloadedError
-from inlay.prompt import Buffer
+from inlay.base.errors import NotFoundError, OverloadedError
+from inlay.messages.prompt import Buffer
+from inlay.messages.routing import FrontendLoad, KvSnapshot
 from inlay.router.fleet import MAX_GONE, RETIRED_SECONDS, Catalog, Fleet
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool
-from inlay.routing import FrontendLoad, KvSnapshot
 from inlay.transport.api import Worker
 from tests.router.standing import CARD, Standing
 from tests.router.test_pool import blocks

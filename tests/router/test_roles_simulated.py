@@ -6,7 +6,7 @@ import pytest
 from benchmarks.roles_simulation import Compared, Fleet, Outcome
 from benchmarks.router_simulation import PREFILL, SimulatedRequest, trace
 
-from inlay.card import Phase
+from inlay.messages.card import Phase
 from inlay.router.settings import RouterSettings
 
 WEIGHT = RouterSettings().router_interference_weight

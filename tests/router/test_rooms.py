@@ -11,27 +11,27 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from inlay.card import Address, ModelCard
-from inlay.digest import Secret, with_digests
-from inlay.engine.api import GenerateEngine
-from inlay.engine.echo import EchoEngine
-from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.engine import TorchEngine
-from inlay.errors import (
+from inlay.base.errors import (
     DeadlineExceededError,
     EngineError,
     InlayError,
     InvalidRequestError,
     OverloadedError,
 )
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Request, Sampling
+from inlay.engine.api import GenerateEngine
+from inlay.engine.echo import EchoEngine
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.engine import TorchEngine
+from inlay.messages.card import Address, ModelCard
+from inlay.messages.digest import Secret, with_digests
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Request, Sampling
+from inlay.messages.routing import WorkerLoad
 from inlay.router import Router, resume
 from inlay.router.decide import Placement, Refuse
 from inlay.router.resume import ResumingStream
 from inlay.router.sending import Sent
 from inlay.router.settings import RouterSettings
-from inlay.routing import WorkerLoad
 from inlay.transport.api import Stream
 from tests.models import tiny
 from tests.router.rooms import Half

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from inlay.commands import ReadStats
-from inlay.digest import Secret
+from inlay.base.errors import NotFoundError, OverloadedError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import NotFoundError, OverloadedError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.commands import ReadStats
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 from inlay.router import Router
 from inlay.transport.api import Stream
 from tests.router.sending import IDLE, send

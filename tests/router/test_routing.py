@@ -10,14 +10,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inlay.address import Address
-from inlay.card import Adapter, Limits, ModelCard
-from inlay.digest import Secret
+from inlay.base.address import Address
+from inlay.base.errors import (
+    DeadlineExceededError,
+    NotFoundError,
+    OverloadedError,
+    RateLimitedError,
+)
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import DeadlineExceededError, NotFoundError, OverloadedError, RateLimitedError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Emit, Output, Request, Sampling
+from inlay.messages.card import Adapter, Limits, ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Emit, Output, Request, Sampling
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
 from inlay.transport.api import Stream

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from inlay.card import ModelCard, Rollout
-from inlay.errors import OverloadedError
+from inlay.base.errors import OverloadedError
+from inlay.messages.card import ModelCard, Rollout
 from inlay.router import Router
 from inlay.router.fleet import Catalog
 from inlay.router.shares import Weights, called, drawn, leader, shares_of

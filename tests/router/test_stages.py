@@ -10,22 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from inlay.address import Address
-from inlay.commands import Drain, ReadStats
-from inlay.edges import Feed, Lease, Window
-from inlay.engine.inflow import Inflow
-from inlay.errors import BodyTooLargeError, EngineError, OverloadedError, RateLimitedError
+from inlay.base.address import Address
+from inlay.base.errors import BodyTooLargeError, EngineError, OverloadedError, RateLimitedError
+from inlay.engine.input_stream import InputStream
 from inlay.http.bodies.accounting import ByteBudget, Reservation
-from inlay.prompt import Buffer
-from inlay.request import Emit, Input, Output, Payload, Request
+from inlay.messages.commands import Drain, ReadStats
+from inlay.messages.edges import Feed, PayloadLease, Window
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Emit, Input, Output, Payload, Request
 from inlay.router import resume, stages
-from inlay.router.making import Making, Running
 from inlay.router.settings import RouterSettings
+from inlay.router.stage_result import Running, StageResult
 from inlay.router.stages import StageOutput, admitted, plan, walk
 from inlay.stages.kinds import STREAMS
-from inlay.worker import held
-from inlay.worker.held import HeldPayloads
-from inlay.worker.leased import LeasedInputs
+from inlay.worker import payload_store
+from inlay.worker.input_fetcher import InputFetcher
+from inlay.worker.payload_store import PayloadStore
 from tests.router.scripted_stages import (
     FILED,
     ITEMS,
@@ -56,7 +56,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(resume, "WAIT_SECONDS", 0.02)
     # What is small is kept as what is large.
-    monkeypatch.setattr(held, "SMALL_BYTES", -1)
+    monkeypatch.setattr(payload_store, "SMALL_BYTES", -1)
     monkeypatch.setattr(stages, "STREAMS", {type_: Window(WINDOW) for type_ in STREAMS})
 
 
@@ -79,7 +79,7 @@ async def ask(
 
     card = world.router.card("painter")
     steps = plan(world.router, card, "image")
-    given_: dict[str | None, Making] = {None: Making([prompt_payload(prompt)])}
+    given_: dict[str | None, StageResult] = {None: StageResult([prompt_payload(prompt)])}
     with admitted(world.router, steps, client):
         return await read(walk(world.router, steps, given_, make, hold))
 
@@ -99,7 +99,7 @@ async def ask_aloud(
         first = make("speaker", (Input("prompt", prompt_payload(prompt)),))
         first = replace(first, hold=steps[0].edges[0].window)
         (stream,) = await world.router.send("speaker", [first], admitted=True)
-        thinker = Running(stream, Making(again=stream.restart, hold=hold), lambda _: None)
+        thinker = Running(stream, StageResult(again=stream.restart, hold=hold), lambda _: None)
         try:
             return await read(walk(world.router, steps, {"speaker": thinker.making}, make, hold))
         finally:
@@ -157,7 +157,7 @@ async def test_what_is_small_goes_with_the_end_of_its_stage(
 ) -> None:
     async with World.around(*map(ScriptedStage, STAGES)) as world:
         for most, fetched in ((64, 2), (63, 3)):
-            monkeypatch.setattr(held, "SMALL_BYTES", most)
+            monkeypatch.setattr(payload_store, "SMALL_BYTES", most)
             before = world.fetched
             assert await ask(world, b"fox") == expected(b"fox")
             # The two tensors of a prompt come one after the other, the latents at once.
@@ -189,7 +189,7 @@ async def test_an_abort_before_the_first_step_of_a_fetch_ends_the_request() -> N
     outputs: list[Output] = []
     async with World.around(*map(ScriptedStage, STAGES)) as world:
         host = world.hosts[1]
-        feed = Feed(Lease(Address("sim", 0, b""), b"k" * 16), (("embeds", "embeds"),))
+        feed = Feed(PayloadLease(Address("sim", 0, b""), b"k" * 16), (("embeds", "embeds"),))
         request = replace(stage_request("painter/denoiser", ()), feeds=(feed,))
         host.submit(request, outputs.append)
         host.abort(request.id)
@@ -201,7 +201,7 @@ async def test_an_abort_before_the_first_step_of_a_fetch_ends_the_request() -> N
 class _Held:
     """Peers of which one worker keeps everything."""
 
-    def __init__(self, held: HeldPayloads) -> None:
+    def __init__(self, held: PayloadStore) -> None:
         self.held = held
 
     async def payloads(self, _: Address, ask: Request) -> Sequence[Payload]:
@@ -214,9 +214,9 @@ class _Held:
 
 
 async def test_two_streams_of_one_worker_come_side_by_side() -> None:
-    kept = HeldPayloads(lambda _: None, lambda _, __: None)
+    kept = PayloadStore(lambda _: None, lambda _, __: None)
     address = Address("sim", 0, b"")
-    leases: list[Lease] = []
+    leases: list[PayloadLease] = []
 
     def told(output: Output) -> None:
         leases.extend([output.lease] if output.lease is not None else [])
@@ -229,14 +229,14 @@ async def test_two_streams_of_one_worker_come_side_by_side() -> None:
     feeds = tuple(
         Feed(lease, ((port, port),), Window(1)) for lease, port in zip(leases, emits, strict=True)
     )
-    came: list[Inflow] = []
+    came: list[InputStream] = []
 
-    def admit(_: Request, __: Emit, inflow: Inflow | None = None, /) -> None:
+    def admit(_: Request, __: Emit, inflow: InputStream | None = None, /) -> None:
         assert inflow is not None
         came.append(inflow)
 
     inputs: Any = _Held(kept)
-    LeasedInputs(inputs, admit).fetch(replace(stage_request("m", ()), feeds=feeds), lambda _: None)
+    InputFetcher(inputs, admit).fetch(replace(stage_request("m", ()), feeds=feeds), lambda _: None)
     await until(lambda: came)
     found: list[Input] = []
 
@@ -264,7 +264,7 @@ def _sound(port: str, data: bytes) -> Payload:
 async def test_a_deadline_frees_what_is_kept() -> None:
     said: list[Output] = []
     aborted: list[str] = []
-    kept = HeldPayloads(aborted.append, lambda _, __: None)
+    kept = PayloadStore(aborted.append, lambda _, __: None)
     request = replace(stage_request("m", ()), deadline=0.01)
     emit = kept.keep(request, Window(), said.append, Address("sim", 0, b""))
     payload = Payload("latents", "uint8", (3,), Buffer(b"abc"))
@@ -411,7 +411,7 @@ def test_nothing_is_left_lost_or_doubled_under_aborts_and_deaths(
             await settled(world)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(held, "SMALL_BYTES", small)
+        patched.setattr(payload_store, "SMALL_BYTES", small)
         asyncio.run(run())
 
 
@@ -455,7 +455,7 @@ async def test_what_waits_for_a_reader_that_has_failed_ends_with_its_error(early
     async with asyncio.timeout(BOUND), World.around(ScriptedStage("thinker")) as world:
         request = stage_request("speaker", (Input("prompt", prompt_payload(b"fox")),))
         (stream,) = await world.router.send("speaker", [replace(request, hold=Window(WINDOW))])
-        making = Making()
+        making = StageResult()
         if early:
             making.give_up(EngineError("no reader"))
         making.made_by(stream)
@@ -466,7 +466,7 @@ async def test_what_waits_for_a_reader_that_has_failed_ends_with_its_error(early
         async def follow() -> None:
             async for outputs in stream:
                 for output in outputs:
-                    making.told(output)
+                    making.on_output(output)
 
         with pytest.raises(EngineError, match="no reader"):
             await follow()
@@ -485,13 +485,13 @@ async def test_what_is_made_again_after_its_reader_has_ended_waits_for_nobody(
 
         request = stage_request("speaker", (Input("prompt", prompt_payload(b"fox")),))
         (stream,) = await world.router.send("speaker", [replace(request, hold=Window(WINDOW))])
-        making = Making()
+        making = StageResult()
         making.made_by(stream)
 
         async def follow() -> None:
             async for outputs in stream:
                 for output in outputs:
-                    making.told(output)
+                    making.on_output(output)
 
         following = asyncio.create_task(follow())
         await making.inputs(streamed=True)
@@ -499,13 +499,13 @@ async def test_what_is_made_again_after_its_reader_has_ended_waits_for_nobody(
         first = paused()
         assert first is not None
         if not lost_first:
-            making.unread()
+            making.detach()
         world.kill(first)
         if lost_first:
             await until(lambda: paused() not in (None, first))
-            making.unread()
+            making.detach()
         await following
-        assert making.made
+        assert making.complete
         await settled(world)
 
 
@@ -514,19 +514,19 @@ async def test_what_is_under_way_when_its_reader_has_ended_goes_on_where_it_is()
     async with asyncio.timeout(BOUND), World.around(*engines) as world:
         request = stage_request("speaker", (Input("prompt", prompt_payload(b"fox")),))
         (stream,) = await world.router.send("speaker", [replace(request, hold=Window(WINDOW))])
-        making = Making()
+        making = StageResult()
         making.made_by(stream)
         ends: list[str | None] = []
 
         async def follow() -> None:
             async for outputs in stream:
-                ends.extend(making.told(output).finish_reason for output in outputs)
+                ends.extend(making.on_output(output).finish_reason for output in outputs)
 
         following = asyncio.create_task(follow())
         await until(lambda: any(one.paused for one in engines))
-        making.unread()
+        making.detach()
         await following
-        assert making.made
+        assert making.complete
         assert [end for end in ends if end] == ["stop"]
         # Nothing was made twice.
         assert sum(one._at for one in engines) == ITEMS
@@ -571,12 +571,12 @@ async def test_what_gathers_here_of_workers_that_cannot_be_reached_is_reserved(
 @pytest.mark.parametrize("continues", [False, True])
 async def test_a_further_attempt_goes_on_or_gives_everything_anew(continues: bool) -> None:
     reserved: list[int] = []
-    making = Making(continues=continues, hold=reserved.append)
+    making = StageResult(continues=continues, hold=reserved.append)
     for attempt, name in enumerate((b"one", b"two")):
         making.take(Output("r", attempt, 0, payloads=(prompt_payload(name),)))
     making.take(Output("r", 1, 0, finish_reason="stop"))
     found = await making.inputs(streamed=True)
-    assert not isinstance(found, Lease)
+    assert not isinstance(found, PayloadLease)
     assert [bytes(one.data.view) for one in found] == ([b"one", b"two"] if continues else [b"two"])
     assert sum(reserved) == (6 if continues else 3)
 
@@ -602,7 +602,7 @@ async def test_a_text_that_is_read_is_read_again_where_a_talker_is_lost_after_it
 
 
 async def test_a_request_whose_end_crosses_its_abort_leaves_nothing() -> None:
-    kept = HeldPayloads(abort=lambda _: None, pause=lambda *_: None)
+    kept = PayloadStore(abort=lambda _: None, pause=lambda *_: None)
     outputs: list[Output] = []
     request = stage_request("thinker", ())
     take = kept.keep(request, Window(), outputs.append, Address("sim", 0, b""))
@@ -619,7 +619,7 @@ async def test_a_fault_in_reading_a_stage_ends_what_waits_for_it() -> None:
             raise fault
         yield ()
 
-    making = Making()
+    making = StageResult()
     running = Running(cast("Any", broken()), making, lambda _: None)
     await running.ended()
     with pytest.raises(ValueError, match="as the test says"):

@@ -8,23 +8,23 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from inlay.address import Address
-from inlay.card import ModelCard
-from inlay.digest import Secret
+from inlay.base.address import Address
+from inlay.base.errors import OverloadedError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import OverloadedError
 from inlay.http.metrics.engine_health import combined_status
 from inlay.media.spec import MediaSpec
-from inlay.prompt import Buffer, Media, Prompt, Tokens
-from inlay.request import Pooling, Request, Sampling, Task
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Media, Prompt, Tokens
+from inlay.messages.request import Pooling, Request, Sampling, Task
+from inlay.messages.routing import WorkerLoad
 from inlay.router import Router
 from inlay.router.decide import Ask, Part, Placement, decide
 from inlay.router.fleet import Fleet
 from inlay.router.sending import Booking
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import PoolKey
-from inlay.routing import WorkerLoad
 from inlay.worker.host import EngineHost
 from tests.router.sending import send
 from tests.router.standing import Standing

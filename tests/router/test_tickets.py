@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from inlay.card import Phase
+from inlay.base.errors import DeadlineExceededError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import DeadlineExceededError
-from inlay.prompt import Buffer, Prompt, Tokens
-from inlay.request import PORTS, Grammar, Output, Payload, Request, Sampling, Task
+from inlay.messages.card import Phase
+from inlay.messages.prompt import Buffer, Prompt, Tokens
+from inlay.messages.request import PORTS, Grammar, Output, Payload, Request, Sampling, Task
 from inlay.router import Router, decide, resume
 from inlay.router.settings import RouterSettings
 from tests.router.sending import First

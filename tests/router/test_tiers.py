@@ -2,12 +2,12 @@
 
 import pytest
 
-from inlay.digest import BLOCK_SIZE
-from inlay.prompt import Buffer
+from inlay.messages.digest import BLOCK_SIZE
+from inlay.messages.prompt import Buffer
+from inlay.messages.routing import KvEvents, KvSnapshot, KvTier, Priced, Removed, Stored
 from inlay.router.index import Keys
 from inlay.router.member import MAX_TIERS
 from inlay.router.peers import CacheTracker
-from inlay.routing import KvEvents, KvSnapshot, KvTier, Priced, Removed, Stored
 from tests.router.test_pool import Made, blocks, card
 
 LONG = 64 * BLOCK_SIZE

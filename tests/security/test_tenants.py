@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from inlay.card import Stats
-from inlay.commands import ReadStats
+from inlay.messages.card import Stats
+from inlay.messages.commands import ReadStats
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.live import Fleet, fleet
 from tests.models import tiny

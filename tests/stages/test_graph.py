@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from inlay import demo as bundled
+from inlay.base.errors import InvalidRequestError
 from inlay.cli.pipeline import Deployment, read_deployment, read_graph, stage_settings
-from inlay.errors import InvalidRequestError
 from inlay.stages.graph import Graph, check
 from inlay.stages.kinds import KINDS
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.digest import Secret
+from inlay.messages.digest import Secret
 from inlay.store import PromptStore
 from inlay.store.entry import cost
 from tests.store.making import HIDDEN, TTL, Clock

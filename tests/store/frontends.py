@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-from inlay.digest import Secret
-from inlay.prompt import Rows
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Rows
 from inlay.store import StoredPrompt
 from inlay.store.fleet import FleetStore
 from inlay.store.space import FleetLimits

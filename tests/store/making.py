@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.store import StoredPrompt, Target
 from inlay.store.store import PromptStore
 from inlay.tensors import ReadLimits, Tensor, read, write

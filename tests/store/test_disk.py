@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inlay.errors import InvalidRequestError, NotFoundError, OverloadedError
-from inlay.prompt import Buffer
+from inlay.base.errors import InvalidRequestError, NotFoundError, OverloadedError
+from inlay.messages.prompt import Buffer
 from inlay.store import PromptStore
 from inlay.tensors import ReadLimits, read, write
 from tests.store.directories import MANY, ONE, SEALED_OR_NOT, SECRET, Opened, files, on_disk

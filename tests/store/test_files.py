@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inlay.digest import Secret
-from inlay.errors import InvalidRequestError, NotFoundError, OverloadedError
+from inlay.base.errors import InvalidRequestError, NotFoundError, OverloadedError
+from inlay.messages.digest import Secret
 from tests.store.directories import KEY, ONE, SEALED_OR_NOT, SECRET, Opened, files, on_disk
 from tests.store.making import HIDDEN, TTL, Clock, elements, put, target, upload_of
 

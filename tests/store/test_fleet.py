@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from inlay.errors import (
+from inlay.base.errors import (
     BodyTooLargeError,
     EmbeddingsError,
     NotFoundError,

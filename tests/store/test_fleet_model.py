@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inlay.errors import NotFoundError, OverloadedError
+from inlay.base.errors import NotFoundError, OverloadedError
 from inlay.store.shared import LATE
 from tests.store.frontends import Frontend, Frontends
 from tests.store.making import TTL, Clock, upload_of

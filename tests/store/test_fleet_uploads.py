@@ -5,7 +5,7 @@ import asyncio
 import nats.errors
 import pytest
 
-from inlay.errors import OverloadedError, RateLimitedError
+from inlay.base.errors import OverloadedError, RateLimitedError
 from inlay.store import StoredPrompt
 from inlay.store.entry import cost
 from tests.store.frontends import Frontends

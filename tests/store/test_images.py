@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from inlay.errors import BodyTooLargeError, InvalidRequestError, NotFoundError
-from inlay.prompt import Buffer
+from inlay.base.errors import BodyTooLargeError, InvalidRequestError, NotFoundError
+from inlay.messages.prompt import Buffer
 from inlay.store import LocalStoredPrompts, Picture, PromptStore
 from inlay.store.entry import Description
 from tests.store.directories import MANY, SEALED_OR_NOT, SECRET, Opened
@@ -110,7 +110,7 @@ def test_records_of_before_are_of_embeddings(opened: Opened) -> None:
     """A description without the field `kind`, as files and records of 0.2.0 have it."""
     store = opened()
     put(store, "alice", 1)
-    (entry,) = store._ledger.entries
+    (entry,) = store._index.entries
     old = msgspec.msgpack.decode(msgspec.msgpack.encode(entry.description))[:-1]
     found = msgspec.convert(old, Description)
     assert found == entry.description

@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inlay.digest import Secret
-from inlay.errors import NotFoundError, OverloadedError, RateLimitedError
+from inlay.base.errors import NotFoundError, OverloadedError, RateLimitedError
+from inlay.messages.digest import Secret
 from inlay.store import PromptStore
 from inlay.store.entry import cost
 from tests.store.making import HIDDEN, TTL, Clock, target, upload_of
@@ -232,7 +232,7 @@ class StoreAgainstDict(RuleBasedStateMachine):
         self.store.flush()
         # The books are private: no caller may see them, and nothing else shows that they are wrong
         # before it is late.
-        self.store._ledger.check()
+        self.store._index.check()
 
 
 class MemoryOnly(StoreAgainstDict):

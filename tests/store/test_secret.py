@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.store import load_secret, read_key
 
 KEY = bytes(range(32))

@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from inlay.digest import Secret, row_digests
-from inlay.errors import (
+from inlay.base.errors import (
     BodyTooLargeError,
     EmbeddingsError,
     InlayError,
@@ -17,7 +16,8 @@ from inlay.errors import (
     OverloadedError,
     RateLimitedError,
 )
-from inlay.prompt import Buffer, Rows
+from inlay.messages.digest import Secret, row_digests
+from inlay.messages.prompt import Buffer, Rows
 from inlay.store import PromptStore
 from inlay.store.entry import cost
 from inlay.tensors import ReadLimits, read, to_rows, write

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from inlay.errors import EmbeddingsError
+from inlay.base.errors import EmbeddingsError
 from inlay.tensors import ReadLimits, read
 from tests.tensors.hostile import NOT_A_TENSOR, hostile_files
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.tensors import Tensor, read
 from tests.examples import examples
 from tests.tensors.containers import Record, name, safetensors_file, tensor, torch_file

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from inlay.errors import EmbeddingsError
-from inlay.prompt import Buffer
+from inlay.base.errors import EmbeddingsError
+from inlay.messages.prompt import Buffer
 from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows, write
 from inlay.tensors.cast import first_at_least, largest_magnitude
 from tests.examples import examples

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.tensors.converting import convert_file, write_tensors
 from inlay.tensors.safetensors_file import NAMES
 from inlay.tensors.state_dict import open_state_dict

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM, GemmaConfig
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.tensors.table import EmbeddingTable, check_tensors, spread, stored_tensors
 from tests.models import VOCAB_SIZE, make, tiny
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from transformers.modeling_utils import _get_resolved_checkpoint_files
 
+from inlay.base.errors import InvalidRequestError
 from inlay.embedding.config import DenseConfig
 from inlay.engine.embed.pooling import Dense
 from inlay.engine.weights import weights_id
-from inlay.errors import InvalidRequestError
 from inlay.tensors.table import EmbeddingTable, check_tensors, stored_tensors
 from inlay.tensors.tidy_directory import tidied
 from inlay.tensors.weight_files import weight_files

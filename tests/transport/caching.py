@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from inlay.card import ModelCard
-from inlay.commands import Command
 from inlay.engine.api import Engine
-from inlay.prompt import Buffer
-from inlay.routing import KvEvents, KvSnapshot
+from inlay.messages.card import ModelCard
+from inlay.messages.commands import Command
+from inlay.messages.prompt import Buffer
+from inlay.messages.routing import KvEvents, KvSnapshot
 from inlay.worker.host import EngineHost
 
 R = TypeVar("R")

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 
 from inlay.engine.api import Engine
-from inlay.transport.local import Arena, Channel, LocalPlane
+from inlay.transport.local import Arena, LocalPlane, LocalTransport
 from inlay.transport.messages import FromWorker, ToWorker
 from inlay.transport.serve import serve
 from inlay.worker.host import EngineHost
@@ -19,11 +19,11 @@ ARENA_BYTES = 1 << 20
 class DirectPlane(LocalPlane):
     """A local plane whose workers' ends live in this process."""
 
-    def __init__(self, engines: list[Engine], channels: list[Channel[FromWorker]]) -> None:
+    def __init__(self, engines: list[Engine], channels: list[LocalTransport[FromWorker]]) -> None:
         super().__init__(channels)
         self._engines = engines
         self._serving: list[asyncio.Task[None]] = []
-        self.worker_ends: list[Channel[ToWorker]] = []
+        self.worker_ends: list[LocalTransport[ToWorker]] = []
         self.hosts: list[EngineHost] = []
 
     @classmethod
@@ -31,15 +31,17 @@ class DirectPlane(LocalPlane):
         cls, *engines: Engine, host: Callable[[Engine], EngineHost] = EngineHost
     ) -> "DirectPlane":
         """Start `engines` and a plane to them, each behind a `host`."""
-        ends: list[Channel[FromWorker]] = []
-        worker_ends: list[Channel[ToWorker]] = []
+        ends: list[LocalTransport[FromWorker]] = []
+        worker_ends: list[LocalTransport[ToWorker]] = []
         for engine in engines:
             await engine.start()
             ours, theirs = socket.socketpair()
             arena = Arena(ARENA_BYTES)
-            ends.append(await Channel[FromWorker].open(ours, arena, FromWorker, sends_shared=True))
+            ends.append(
+                await LocalTransport[FromWorker].open(ours, arena, FromWorker, sends_shared=True)
+            )
             worker_ends.append(
-                await Channel[ToWorker].open(theirs, arena, ToWorker, sends_shared=False)
+                await LocalTransport[ToWorker].open(theirs, arena, ToWorker, sends_shared=False)
             )
         plane = cls(list(engines), ends)
         plane.worker_ends = worker_ends

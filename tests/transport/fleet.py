@@ -7,14 +7,14 @@ from contextlib import AsyncExitStack
 from functools import cache
 from typing import Any
 
-from inlay.card import PROTOCOL, ModelCard
-from inlay.digest import Secret
+from inlay.base.errors import InlayError
 from inlay.engine.api import Engine
-from inlay.errors import InlayError
+from inlay.messages.card import PROTOCOL, ModelCard
+from inlay.messages.digest import Secret
 from inlay.transport.api import Worker
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
-from inlay.transport.link import Link
+from inlay.transport.link import PeerLink
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.settings import NatsSettings
@@ -141,7 +141,7 @@ async def found(plane: NatsPlane, workers: int = 1) -> list[Worker]:
     return list(plane.workers())
 
 
-def links(plane: NatsPlane) -> list[Link]:
+def links(plane: NatsPlane) -> list[PeerLink]:
     """Its connections to workers."""
     return [one.link for one in plane._connected.values() if one.link is not None]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.transport.local import Arena
 from inlay.transport.local.arena import ALIGNMENT
 
@@ -25,7 +25,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(pages=st.integers(1, 6), fill=st.integers(0, 255))
     def place(self, pages: int, fill: int) -> None:
         buffer = Buffer(bytes([fill]) * (pages * ALIGNMENT - fill))
-        offset = self.arena.place(buffer)
+        offset = self.arena.put(buffer)
         if offset is None:
             assert self.held or self.arena.reserved_bytes, (
                 "an arena nobody holds has room for anything that fits into it"
@@ -45,7 +45,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def place_again(self, data: st.DataObject) -> None:
         buffer = self.alive[data.draw(st.integers(0, len(self.alive) - 1))]
-        offset = self.arena.place(buffer)
+        offset = self.arena.put(buffer)
         if offset is not None:
             self.held.append((offset, bytes(buffer.view)))
 
@@ -99,11 +99,11 @@ def test_reading_beyond_the_arena_is_refused() -> None:
 def test_a_buffer_that_lives_is_not_copied_again() -> None:
     arena = Arena(4 * ALIGNMENT)
     buffer = Buffer(bytearray(b"x" * ALIGNMENT))
-    first = arena.place(buffer)
+    first = arena.put(buffer)
     assert first is not None
     arena.free(first)
     assert arena.free_bytes == 3 * ALIGNMENT
-    assert arena.place(buffer) == first
+    assert arena.put(buffer) == first
     arena.free(first)
     del buffer
     assert arena.free_bytes == 4 * ALIGNMENT
@@ -118,7 +118,7 @@ def test_what_is_written_in_place_is_not_copied() -> None:
     buffer = Buffer(room[128:])
     room[128:130] = b"de"
     del room
-    offset = arena.place(buffer)
+    offset = arena.put(buffer)
     assert offset == 128
     assert bytes(arena.read(offset, 2).view) == b"de"
     arena.free(offset)
@@ -132,7 +132,7 @@ def test_what_is_still_to_be_written_leaves_room_for_what_is_placed() -> None:
     arena = Arena(8 * ALIGNMENT)
     rooms = [arena.reserve(ALIGNMENT) for _ in range(8)]
     assert [room is not None for room in rooms] == [True] * 6 + [False] * 2
-    assert arena.place(Buffer(b"x" * 2 * ALIGNMENT)) is not None
+    assert arena.put(Buffer(b"x" * 2 * ALIGNMENT)) is not None
     arena.close()
 
 
@@ -140,7 +140,7 @@ def test_what_would_not_be_aligned_is_copied() -> None:
     arena = Arena(4 * ALIGNMENT)
     room = arena.reserve(ALIGNMENT)
     assert room is not None
-    offset = arena.place(Buffer(room[1:]))
+    offset = arena.put(Buffer(room[1:]))
     assert offset == ALIGNMENT
     arena.close()
 
@@ -148,11 +148,11 @@ def test_what_would_not_be_aligned_is_copied() -> None:
 def test_room_that_is_needed_is_taken_from_what_was_used_longest_ago() -> None:
     arena = Arena(3 * ALIGNMENT)
     kept = [Buffer(bytes([n]) * ALIGNMENT) for n in range(3)]
-    offsets = [arena.place(buffer) for buffer in kept]
+    offsets = [arena.put(buffer) for buffer in kept]
     for offset in offsets:
         assert offset is not None
         arena.free(offset)
-    assert arena.place(kept[0]) == offsets[0]
+    assert arena.put(kept[0]) == offsets[0]
     new = Buffer(b"n" * ALIGNMENT)
-    assert arena.place(new) == offsets[1]
+    assert arena.put(new) == offsets[1]
     arena.close()

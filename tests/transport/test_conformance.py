@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inlay.commands import (
+from inlay.base.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from inlay.engine.echo import EchoEngine
+from inlay.engine.settings import EngineSettings
+from inlay.messages.commands import (
     CacheReset,
     Command,
     Drain,
@@ -19,19 +27,11 @@ from inlay.commands import (
     ResetPrefixCache,
     Sleep,
 )
-from inlay.digest import with_digests
-from inlay.engine.echo import EchoEngine
-from inlay.engine.settings import EngineSettings
-from inlay.errors import (
-    ContextLengthError,
-    DeadlineExceededError,
-    InvalidRequestError,
-    OverloadedError,
-)
-from inlay.outputs import payload_of
-from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.request import Output, Payload, Pooling, Request, Sampling, Task, Usage
-from inlay.transport import Connection, ReceiveMemory, dial
+from inlay.messages.digest import with_digests
+from inlay.messages.outputs import payload_of
+from inlay.messages.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.messages.request import Output, Payload, Pooling, Request, Sampling, Task, Usage
+from inlay.transport import ReceiveMemory, TcpPeer, dial
 from inlay.transport.api import Plane, Stream, Worker
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
@@ -115,7 +115,7 @@ async def connected(settings: EngineSettings, *, neighbours: bool) -> AsyncItera
         EngineHost(engine), SECRET, identity(), EmbedsCache(0), neighbours=neighbours
     )
     address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
-    connection: Connection[FromWorker] = await dial(
+    connection: TcpPeer[FromWorker] = await dial(
         address, SECRET, FromWorker, ReceiveMemory(1 << 28)
     )
     plane = LocalPlane([connection])

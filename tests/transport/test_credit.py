@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from inlay.prompt import Buffer
-from inlay.transport import Connection, ReceiveMemory
+from inlay.messages.prompt import Buffer
+from inlay.transport import ReceiveMemory, TcpPeer
 from inlay.transport.credit import CREDIT_BYTES, Credit
-from inlay.transport.wire import CHUNK_BYTES, FrameReader, FrameWriter, Kind, Offered
+from inlay.transport.wire import CHUNK_BYTES, FrameKind, FrameReader, FrameWriter, Offered
 from tests.transport.test_neighbours import until
 from tests.transport.test_transport import Ends, Note
 
@@ -26,13 +26,13 @@ def large(text: str, size: int = MEGABYTE) -> Note:
 
 
 @contextmanager
-def frames_of(connection: Connection[Any]) -> Iterator[list[Kind]]:
+def frames_of(connection: TcpPeer[Any]) -> Iterator[list[FrameKind]]:
     """Kinds of the frames that a connection sends, but for signs of life."""
-    found: list[Kind] = []
+    found: list[FrameKind] = []
     before = connection._writer._frame
 
-    def noted(kind: Kind, number: int, body: bytes) -> None:
-        if kind != Kind.PING:
+    def noted(kind: FrameKind, number: int, body: bytes) -> None:
+        if kind != FrameKind.PING:
             found.append(kind)
         before(kind, number, body)
 
@@ -43,7 +43,7 @@ def frames_of(connection: Connection[Any]) -> Iterator[list[Kind]]:
         connection._writer._frame = before  # type: ignore[method-assign]
 
 
-async def with_credit(ends: Ends) -> tuple[Connection[Any], Connection[Any]]:
+async def with_credit(ends: Ends) -> tuple[TcpPeer[Any], TcpPeer[Any]]:
     """Two ends, of which the first has credit."""
     ours, theirs = await ends.pair()
     ours.send(large("first"))
@@ -60,8 +60,8 @@ async def test_what_fits_is_sent_unasked_and_credit_is_renewed() -> None:
                 note = large(str(number))
                 ours.send(note)
                 assert await theirs.receive() == note
-        assert sent == 12 * [Kind.UNASKED]
-        assert set(answered) == {Kind.CREDIT}
+        assert sent == 12 * [FrameKind.UNASKED]
+        assert set(answered) == {FrameKind.CREDIT}
         assert ends.memory.used <= CREDIT_BYTES + 2 * (MEGABYTE + 100)
 
 
@@ -75,7 +75,7 @@ async def test_what_does_not_fit_or_may_be_there_is_offered() -> None:
             ours.send(Note("once", (shared,)))
             ours.send(Note("twice", (shared,)))
             notes = [await theirs.receive() for _ in range(4)]
-        assert sent == [Kind.OFFER, Kind.OFFER, Kind.UNASKED, Kind.OFFER]
+        assert sent == [FrameKind.OFFER, FrameKind.OFFER, FrameKind.UNASKED, FrameKind.OFFER]
         once, twice = (next(n for n in notes if n.text == text) for text in ("once", "twice"))
         assert once.data[0] is twice.data[0], "it was sent once"
 
@@ -115,12 +115,12 @@ async def test_who_sends_more_than_was_granted_is_cut_off_and_others_are_not() -
         await until(lambda: not ends.memory.used)
 
 
-@pytest.mark.parametrize("frame", [Kind.UNASKED, Kind.RETURNED])
-async def test_nothing_is_taken_unasked_without_credit(frame: Kind) -> None:
+@pytest.mark.parametrize("frame", [FrameKind.UNASKED, FrameKind.RETURNED])
+async def test_nothing_is_taken_unasked_without_credit(frame: FrameKind) -> None:
     async with Ends.open(LIMIT) as ends:
         ours, theirs = await ends.pair()
         body = msgspec.msgpack.encode(((MEGABYTE,), ("",)))
-        ours._writer._frame(frame, 1, body if frame is Kind.UNASKED else b"")
+        ours._writer._frame(frame, 1, body if frame is FrameKind.UNASKED else b"")
         ours._flush_soon()
         with pytest.raises(EOFError):
             await theirs.receive()
@@ -137,7 +137,7 @@ async def test_idle_credit_is_asked_back(monkeypatch: pytest.MonkeyPatch) -> Non
         with frames_of(ours) as sent:
             ours.send(large("after"))
             await theirs.receive()
-        assert sent == [Kind.OFFER]
+        assert sent == [FrameKind.OFFER]
 
 
 async def test_a_message_that_finds_no_room_has_the_credit_of_all() -> None:
@@ -155,17 +155,17 @@ async def test_a_message_that_finds_no_room_has_the_credit_of_all() -> None:
             await asyncio.sleep(0.1)
             del got
             assert (await theirs.receive()).text == "waits"
-        assert sent == [Kind.RETURNED, Kind.OFFER]
+        assert sent == [FrameKind.RETURNED, FrameKind.OFFER]
 
 
 async def test_a_message_that_is_offered_by_an_older_version_brings_no_credit() -> None:
     async with Ends.open(LIMIT) as ends:
         ours, theirs = await ends.pair()
-        before, kinds = ours._writer._frame, [Kind.OFFER]
+        before, kinds = ours._writer._frame, [FrameKind.OFFER]
 
-        def older(kind: Kind, number: int, body: bytes) -> None:
+        def older(kind: FrameKind, number: int, body: bytes) -> None:
             kinds.append(kind)
-            offer = msgspec.msgpack.decode(body)[:2] if kind == Kind.OFFER else None
+            offer = msgspec.msgpack.decode(body)[:2] if kind == FrameKind.OFFER else None
             before(kind, number, body if offer is None else msgspec.msgpack.encode(offer))
 
         ours._writer._frame = older  # type: ignore[method-assign]
@@ -173,7 +173,7 @@ async def test_a_message_that_is_offered_by_an_older_version_brings_no_credit() 
             for number in range(3):
                 ours.send(large(str(number)))
                 await theirs.receive()
-        assert answered == 3 * [Kind.GRANT]
+        assert answered == 3 * [FrameKind.GRANT]
 
 
 def test_an_older_version_reads_an_offer() -> None:
@@ -208,12 +208,12 @@ async def test_credit_is_an_upper_bound_whatever_is_sent() -> None:
     with pytest.raises(ValueError, match="is sent unasked"):
         credit.spend((100, MEGABYTE))
     with pytest.raises(ValueError, match="not asked back"):
-        credit.returned()
-    credit.ask_back()
+        credit.on_revoked()
+    credit.revoke()
     credit.extend(MEGABYTE)
     left = MEGABYTE - 100 * len(held)
     assert credit.left == left, "nothing is granted until all has come back"
-    credit.returned()
+    credit.on_revoked()
     assert memory.used == CREDIT_BYTES - left
     del held
     await asyncio.sleep(0)
@@ -241,8 +241,8 @@ def test_chunks_never_overtake_the_word_that_they_come() -> None:
     left: list[int] = []
     while pieces := writer.take(1):
         left += [bytes(piece[:1])[0] for piece in pieces if len(piece) < 1000]
-    assert left[:101] == 100 * [Kind.MESSAGE] + [Kind.UNASKED]
-    assert set(left[101:]) >= {Kind.CHUNK}
+    assert left[:101] == 100 * [FrameKind.MESSAGE] + [FrameKind.UNASKED]
+    assert set(left[101:]) >= {FrameKind.CHUNK}
 
 
 def test_an_unasked_message_has_its_memory_before_its_first_chunk_is_read() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from inlay.prompt import Buffer
-from inlay.transport import Connection
+from inlay.messages.prompt import Buffer
+from inlay.transport import TcpPeer
 from tests.transport.test_neighbours import until
 from tests.transport.test_transport import Ends, Note
 
@@ -106,7 +106,7 @@ async def test_who_takes_may_end_the_connection() -> None:
         await _gone(ours)
 
 
-async def _gone(connection: Connection[Any]) -> None:
+async def _gone(connection: TcpPeer[Any]) -> None:
     async with asyncio.timeout(20):
         with pytest.raises(EOFError):
             await connection.receive()

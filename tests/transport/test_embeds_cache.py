@@ -6,7 +6,7 @@ Never more than the bound, never another's bytes, never what was forgotten.
 import hypothesis.strategies as st
 from hypothesis import given
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.transport.embeds_cache import (
     GONE_SECONDS,
     IDLE_SECONDS,

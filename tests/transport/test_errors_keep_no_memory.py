@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 import pytest
 
-from inlay.address import Address
-from inlay.errors import OverloadedError
-from inlay.prompt import Buffer
+from inlay.base.address import Address
+from inlay.base.errors import OverloadedError
+from inlay.messages.prompt import Buffer
 from inlay.transport.listener import dial
-from inlay.transport.local import neighbours
+from inlay.transport.local import same_host
 from inlay.transport.memory import ReceiveMemory
 from tests.transport.test_transport import SECRET, Ends, Note
 
@@ -45,7 +45,7 @@ async def test_a_neighbour_that_is_frozen_while_it_is_dialled(
     memory, fingerprint = ReceiveMemory(1 << 28), bytes(32)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        near = neighbours.listening(port, fingerprint)
+        near = same_host.listening(port, fingerprint)
         assert near is not None
         with near:  # nobody accepts there
             with pytest.raises(OverloadedError) as refused:
@@ -57,7 +57,7 @@ async def test_a_neighbour_that_is_frozen_while_it_is_dialled(
 async def test_a_neighbour_that_has_left_before_it_is_accepted(ends: Ends) -> None:
     """As have all that dialled a process while it was frozen."""
     address = Address("127.0.0.1", ends.port, ends.identity.fingerprint)
-    found = neighbours.dialled(address, ReceiveMemory(1 << 28))
+    found = same_host.dialled(address, ReceiveMemory(1 << 28))
     assert found is not None
     found[0].close()
     # They are accepted in order.

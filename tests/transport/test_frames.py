@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.digest import Secret, with_digests
-from inlay.errors import EmbeddingsError, EngineError, ErrorFrame, InlayError
-from inlay.prompt import Buffer, Prompt, Rows
-from inlay.request import Grammar, Output, Request, Sampling, TokenLogprobs, Usage
+from inlay.base.errors import EmbeddingsError, EngineError, ErrorFrame, InlayError
+from inlay.messages.digest import Secret, with_digests
+from inlay.messages.prompt import Buffer, Prompt, Rows
+from inlay.messages.request import Grammar, Output, Request, Sampling, TokenLogprobs, Usage
 from inlay.transport import frames
 from tests.strategies import prompts, rows
 

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from inlay.base.errors import OverloadedError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import OverloadedError
-from inlay.prompt import Buffer
-from inlay.routing import KEY_SIZE, Cleared, KvEvents, KvSnapshot, RoutingFeed, Stored
-from inlay.transport.link import Link
-from inlay.transport.local import Arena, Channel, RoutedPlane
+from inlay.messages.prompt import Buffer
+from inlay.messages.routing import KEY_SIZE, Cleared, KvEvents, KvSnapshot, RoutingFeed, Stored
+from inlay.transport.link import PeerLink
+from inlay.transport.local import Arena, LocalTransport, RoutedPlane
 from inlay.transport.messages import FromWorker, ToWorker
 from inlay.transport.serve import serve
 from tests.transport.caching import CachingHost
@@ -22,12 +22,14 @@ from tests.transport.fleet import SECRET
 
 
 @asynccontextmanager
-async def added(plane: RoutedPlane, host: CachingHost) -> AsyncIterator[Link]:
+async def added(plane: RoutedPlane, host: CachingHost) -> AsyncIterator[PeerLink]:
     """A worker of the plane whose end is in this process."""
     ours, theirs = socket.socketpair()
     arena = Arena(1 << 20)
-    end = await Channel[ToWorker].open(theirs, arena, ToWorker, sends_shared=False)
-    link = plane.add(await Channel[FromWorker].open(ours, arena, FromWorker, sends_shared=True))
+    end = await LocalTransport[ToWorker].open(theirs, arena, ToWorker, sends_shared=False)
+    link = plane.add(
+        await LocalTransport[FromWorker].open(ours, arena, FromWorker, sends_shared=True)
+    )
     serving = asyncio.create_task(serve(end, host))
     await link.wait_ready()
     try:

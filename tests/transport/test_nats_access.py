@@ -8,11 +8,11 @@ import nkeys
 import pytest
 from pydantic import SecretStr
 
+from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InlayError, InvalidRequestError
-from inlay.prompt import Buffer, Prompt, Rows
-from inlay.request import Request, Sampling
+from inlay.messages.prompt import Buffer, Prompt, Rows
+from inlay.messages.request import Request, Sampling
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.settings import NatsSettings
 from tests.certificates import certificate

@@ -11,10 +11,10 @@ from pydantic import SecretStr
 
 from inlay.adapter.library import AdapterLibrary
 from inlay.api import build_app
-from inlay.commands import AdapterStatus, LoadAdapter
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.api import Engine
-from inlay.errors import InvalidRequestError
 from inlay.http.settings import FrontendSettings
+from inlay.messages.commands import AdapterStatus, LoadAdapter
 from inlay.router import Router
 from inlay.transport.nats.adapters import AdapterRecord, RecordedAdapter, decode, encode, key_of
 from inlay.transport.nats.member import Member

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 from nats.js.kv import KeyValue
 
-from inlay.card import ModelCard
+from inlay.base.errors import OverloadedError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import OverloadedError
+from inlay.messages.card import ModelCard
 from inlay.transport.nats import worker as worker_module
 from inlay.transport.nats.cards import Cards
 from inlay.transport.nats.member import Member

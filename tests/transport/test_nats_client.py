@@ -11,7 +11,7 @@ from nats.aio.transport import TcpTransport
 from nats.protocol import parser
 
 from inlay.transport.nats.client import NatsClient
-from inlay.transport.nats.connection import Connection
+from inlay.transport.nats.connection import NatsConnection
 from inlay.transport.nats.member import Member
 from tests.transport.nats_server import NatsServer
 
@@ -56,7 +56,7 @@ async def test_a_task_that_is_cancelled_in_the_moment_of_its_answer_ends(
 
 
 async def test_a_task_that_is_cancelled_while_it_makes_room_ends(nats_server: NatsServer) -> None:
-    connection = Connection(nats_server.settings(), "writer")
+    connection = NatsConnection(nats_server.settings(), "writer")
     await connection.open()
     client = connection._client
 

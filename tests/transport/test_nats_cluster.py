@@ -12,11 +12,11 @@ import nats.js.errors
 import pytest
 from pydantic import SecretStr
 
-from inlay.digest import with_digests
+from inlay.base.errors import NotFoundError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import NotFoundError
-from inlay.prompt import Buffer, Prompt, Rows
-from inlay.request import Request, Sampling
+from inlay.messages.digest import with_digests
+from inlay.messages.prompt import Buffer, Prompt, Rows
+from inlay.messages.request import Request, Sampling
 from inlay.router import Router
 from inlay.transport.nats.settings import NatsSettings
 from tests.serving import free_port

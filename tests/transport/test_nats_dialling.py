@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from inlay.card import Address
+from inlay.base.errors import OverloadedError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import OverloadedError
-from inlay.prompt import Tokens
-from inlay.transport import Connection, ReceiveMemory, dial
+from inlay.messages.card import Address
+from inlay.messages.prompt import Tokens
+from inlay.transport import ReceiveMemory, TcpPeer, dial
 from inlay.transport.messages import Dial, FromWorker, Hello, Ready, ToWorker
-from inlay.transport.reception import Reception
+from inlay.transport.reverse_dial import ReverseDial
 from tests.transport.fleet import SECRET, Fleet, card_of, found, identity
 from tests.transport.nats_server import NatsServer
 from tests.transport.test_conformance import collect, ids, make_request
@@ -26,8 +26,8 @@ async def fleet(nats_server: NatsServer) -> AsyncIterator[Fleet]:
 
 
 @pytest.fixture
-async def reception() -> AsyncIterator[Reception]:
-    reception = Reception(SECRET, ReceiveMemory(1 << 20), identity())
+async def reception() -> AsyncIterator[ReverseDial]:
+    reception = ReverseDial(SECRET, ReceiveMemory(1 << 20), identity())
     await reception.open("127.0.0.1", "127.0.0.1", 0)
     yield reception
     await reception.close()
@@ -73,7 +73,7 @@ async def test_a_frontend_cannot_make_a_worker_dial_another(
             await plane.changed()
 
 
-async def _knock(address: Address, *said: object) -> Connection[ToWorker]:
+async def _knock(address: Address, *said: object) -> TcpPeer[ToWorker]:
     connection = await dial(address, SECRET, ToWorker, ReceiveMemory(1 << 20))
     for message in said:
         connection.send(message)
@@ -81,7 +81,7 @@ async def _knock(address: Address, *said: object) -> Connection[ToWorker]:
 
 
 async def test_only_an_invited_connection_comes_in_and_a_token_is_good_once(
-    reception: Reception, echo_settings: EngineSettings
+    reception: ReverseDial, echo_settings: EngineSettings
 ) -> None:
     engine = EchoEngine(echo_settings, SECRET)
     await engine.start()
@@ -99,7 +99,7 @@ async def test_only_an_invited_connection_comes_in_and_a_token_is_good_once(
             with pytest.raises(EOFError):
                 await stranger.receive()
         worker = await _knock(address, Hello(token), Ready(engine.card))
-        connection: Connection[FromWorker] = await calling
+        connection: TcpPeer[FromWorker] = await calling
         assert await connection.receive() == Ready(engine.card)
         again = await _knock(address, Hello(token))
         with pytest.raises(EOFError):
@@ -110,9 +110,9 @@ async def test_only_an_invited_connection_comes_in_and_a_token_is_good_once(
 
 
 async def test_a_worker_that_does_not_come_is_reported_in_time(
-    reception: Reception, monkeypatch: pytest.MonkeyPatch
+    reception: ReverseDial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inlay.transport.reception.HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr("inlay.transport.reverse_dial.HANDSHAKE_SECONDS", 0.2)
     with pytest.raises(OverloadedError, match="did not connect"):
         await reception.call(lambda address, token: None)
     assert not reception._invited

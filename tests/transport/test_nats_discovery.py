@@ -9,17 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inlay.card import EMBEDS_OFF, PROTOCOL, ModelCard
-from inlay.commands import ReadStats
-from inlay.digest import Secret
+from inlay.base.errors import InvalidRequestError, NotFoundError, OverloadedError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError, NotFoundError, OverloadedError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.card import EMBEDS_OFF, PROTOCOL, ModelCard
+from inlay.messages.commands import ReadStats
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
-from inlay.transport.link import Link
+from inlay.transport.link import PeerLink
 from inlay.transport.local import LocalPlane
 from inlay.transport.messages import Submit, ToWorker
 from inlay.transport.nats.frontend import NatsPlane
@@ -373,7 +373,7 @@ async def test_a_frontend_whose_messages_are_not_understood_is_cut_off_and_harms
     plane, hostile = [await fleet.frontend(SECRET) for _ in range(2)]
     (link,) = await found(plane)
     (theirs,) = await found(hostile)
-    assert isinstance(theirs, Link)
+    assert isinstance(theirs, PeerLink)
     stream = link.send(make_request("a", Tokens([1]), max_tokens=2000))
     with caplog.at_level(logging.WARNING):
         theirs._say(Beat(1, 1, 1))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
+from inlay.messages.digest import Secret
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.prompts import NatsPrompts

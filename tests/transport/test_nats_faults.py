@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from inlay.card import Stats
-from inlay.commands import ReadStats
-from inlay.digest import with_digests
+from inlay.base.errors import OverloadedError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import OverloadedError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.card import Stats
+from inlay.messages.commands import ReadStats
+from inlay.messages.digest import with_digests
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Output, Request, Sampling
 from inlay.router import Router
 from inlay.transport.api import Stream
 from inlay.transport.link import RequestStream

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from inlay.base.errors import InvalidRequestError, OverloadedError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.prompt import Buffer
-from inlay.routing import (
+from inlay.messages.prompt import Buffer
+from inlay.messages.routing import (
     KEY_SIZE,
     Cleared,
     FrontendLoad,

@@ -11,9 +11,9 @@ import pytest
 
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
-from inlay.transport.nats.connection import Connection
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
+from inlay.transport.nats.connection import NatsConnection
 from tests.transport.fleet import SECRET, Fleet, found
 from tests.transport.nats_server import NatsServer
 from tests.transport.test_conformance import collect, ids
@@ -48,7 +48,7 @@ def send(server: NatsServer, *lines: bytes) -> None:
 async def test_a_connection_outlives_what_the_library_cannot_read(
     nats_server: NatsServer, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connection = Connection(nats_server.settings(), "reader")
+    connection = NatsConnection(nats_server.settings(), "reader")
     await connection.open()
     heard: asyncio.Queue[str] = asyncio.Queue()
     await connection.subscribe("hostile.*", lambda message: heard.put_nowait(message.subject))
@@ -86,7 +86,7 @@ async def test_a_frontend_and_a_worker_go_on_after_messages_that_no_member_sends
 
 async def test_a_connection_whose_reading_has_ended_is_replaced(tmp_path: Path) -> None:
     with NatsServer(tmp_path) as server:
-        connection = Connection(server.settings(), "reader")
+        connection = NatsConnection(server.settings(), "reader")
         await connection.open()
         heard = asyncio.Event()
         await connection.subscribe("replaced", lambda _: heard.set())

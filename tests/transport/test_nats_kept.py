@@ -9,16 +9,16 @@ from functools import partial
 import msgspec
 import pytest
 
-from inlay.card import Stats
-from inlay.commands import ReadStats
+from inlay.base.errors import OverloadedError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import OverloadedError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.card import Stats
+from inlay.messages.commands import ReadStats
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Output, Request, Sampling
 from inlay.router import Router
 from inlay.transport.nats.frontend import NatsPlane
-from inlay.transport.wire import Kind
+from inlay.transport.wire import FrameKind
 from tests.router.sending import send
 from tests.store.frontends import Frontend, Frontends
 from tests.store.making import Clock, target, upload_of
@@ -55,7 +55,7 @@ class Moved:
         """Count what leaves, or is written into the worker's memory, but for small messages."""
         pieces = take(limit)
         num_bytes = sum(len(piece) for piece in pieces if len(piece) > 4096)
-        heads = [piece for piece in pieces if len(piece) == 12 and piece[0] == Kind.WRITTEN]
+        heads = [piece for piece in pieces if len(piece) == 12 and piece[0] == FrameKind.WRITTEN]
         num_bytes += sum(int.from_bytes(head[8:], "little") for head in heads)
         if num_bytes:
             self.num_bytes += num_bytes

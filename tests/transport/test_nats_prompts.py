@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.errors import OverloadedError
+from inlay.base.errors import OverloadedError
 from inlay.transport.nats import prompts as prompts_module
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.prompts import CHUNK_BYTES, NatsPrompts

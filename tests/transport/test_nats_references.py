@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from inlay.card import SelfCheck
-from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.http.metrics.engine_health import combined_status
+from inlay.messages.card import SelfCheck
+from inlay.messages.digest import Secret
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.references import ReferenceRecord
 from inlay.worker.host import EngineHost

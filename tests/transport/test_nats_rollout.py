@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from inlay.card import Rollout
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.prompt import Tokens
+from inlay.messages.card import Rollout
+from inlay.messages.prompt import Tokens
 from inlay.router import Router
 from inlay.stages.graph import StageCard
 from inlay.transport.nats.member import Member

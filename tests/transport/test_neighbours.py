@@ -18,17 +18,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.address import Address
-from inlay.digest import Secret
-from inlay.errors import OverloadedError
-from inlay.prompt import Buffer
-from inlay.transport import Connection
-from inlay.transport.lent import Place
+from inlay.base.address import Address
+from inlay.base.errors import OverloadedError
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
+from inlay.transport import TcpPeer
 from inlay.transport.listener import MAX_UNPROVEN
-from inlay.transport.local import neighbours
-from inlay.transport.local.neighbours import NOTHING_SHARED
+from inlay.transport.local import same_host
+from inlay.transport.local.same_host import NOTHING_SHARED
 from inlay.transport.memory import ReceiveMemory
-from inlay.transport.wire import CHUNK_BYTES, FrameReader, FrameWriter, Message, Offered
+from inlay.transport.reply_buffer import BufferPlace
+from inlay.transport.wire import CHUNK_BYTES, FrameReader, FrameWriter, Offered, WireMessage
 from tests.transport.test_transport import Ends, Note, counted
 
 pytestmark = pytest.mark.skipif(
@@ -44,7 +44,7 @@ async def ends() -> AsyncIterator[Ends]:
         yield ends
 
 
-def shares(connection: Connection[Any]) -> bool:
+def shares(connection: TcpPeer[Any]) -> bool:
     return connection._shared.ours is not None and bool(connection._shared.theirs)
 
 
@@ -86,7 +86,7 @@ async def test_large_messages_pass_no_socket_and_their_memory_is_given_back(ends
 async def test_what_has_no_room_in_shared_memory_is_sent(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "ARENA_BYTES", SMALL_ARENA)
+    monkeypatch.setattr(same_host, "ARENA_BYTES", SMALL_ARENA)
     ours, theirs = await ends.pair()
     moved = counted(ours)
     small, large = os.urandom(300_000), os.urandom(2 * SMALL_ARENA)
@@ -109,9 +109,9 @@ async def test_what_is_made_in_lent_memory_is_not_copied_and_the_memory_is_given
     ours, theirs = await ends.pair()
     data, moved = os.urandom(5_000_000), counted(ours)
     for number in range(20):
-        lent = theirs.lend(6_000_000)
+        lent = theirs.reserve_reply(6_000_000)
         assert lent is not None
-        made = ours.borrowed(lent.place)
+        made = ours.reply_memory(lent.place)
         made[: len(data)] = data
         ours.send(Note(str(number), (Buffer(made[: len(data)]), Buffer(b"tail"), Buffer(made[:0]))))
         note = await theirs.receive()
@@ -124,7 +124,7 @@ async def test_what_is_made_in_lent_memory_is_not_copied_and_the_memory_is_given
     arena = theirs._shared.ours
     assert arena is not None
     # What is held is lent to nobody else, and no more than there is.
-    held = [theirs.lend(6_000_000) for _ in range(20)]
+    held = [theirs.reserve_reply(6_000_000) for _ in range(20)]
     found = [one.place.offset for one in held if one is not None]
     assert 0 < len(found) < 20
     assert len(set(found)) == len(found)
@@ -136,23 +136,23 @@ async def test_what_is_made_in_lent_memory_is_not_copied_and_the_memory_is_given
 async def test_where_nothing_is_lent_nothing_can_be(ends: Ends) -> None:
     ours, theirs = await ends.pair()
     for place in (
-        Place(-1, 5),
-        Place(0, -1),
-        Place(0, neighbours.ARENA_BYTES + 1),
-        Place(1 << 62, 1),
+        BufferPlace(-1, 5),
+        BufferPlace(0, -1),
+        BufferPlace(0, same_host.ARENA_BYTES + 1),
+        BufferPlace(1 << 62, 1),
     ):
         with pytest.raises(ValueError, match="are lent of a memory"):
-            ours.borrowed(place)
+            ours.reply_memory(place)
     # That the memory was given back does not show to who writes there late.
-    lent = theirs.lend(500_000)
+    lent = theirs.reserve_reply(500_000)
     assert lent is not None
-    made = ours.borrowed(lent.place)
+    made = ours.reply_memory(lent.place)
     del lent
     gc.collect()
     ours.send(Note("late", (Buffer(made),)))
     with pytest.raises(EOFError):
         await theirs.receive()
-    assert theirs.lend(1) is None
+    assert theirs.reserve_reply(1) is None
 
 
 async def test_small_messages_pass_a_large_one(ends: Ends) -> None:
@@ -165,7 +165,7 @@ async def test_small_messages_pass_a_large_one(ends: Ends) -> None:
 
 
 async def test_only_so_much_memory_is_shared_and_further_neighbours_share_none() -> None:
-    limit = 2 * neighbours.ARENA_BYTES
+    limit = 2 * same_host.ARENA_BYTES
     async with Ends.open(limit, neighbours=True) as ends:
         pairs = [await ends.pair() for _ in range(3)]
         assert [theirs._shared.ours is not None for _, theirs in pairs] == [True, True, False]
@@ -180,7 +180,7 @@ async def test_only_so_much_memory_is_shared_and_further_neighbours_share_none()
         one.abort()
         with pytest.raises(EOFError):
             await other.receive()
-        await until(lambda: ends.memory.may_share(neighbours.ARENA_BYTES))
+        await until(lambda: ends.memory.may_share(same_host.ARENA_BYTES))
         assert shares((await ends.pair())[1])
 
 
@@ -230,7 +230,7 @@ async def test_where_no_neighbour_is_found_or_it_refuses_the_connection_is_over_
         assert not await dialled()
     # This Python knows no such memory.
     with monkeypatch.context() as other:
-        other.setattr(neighbours, "_AVAILABLE", False)
+        other.setattr(same_host, "_AVAILABLE", False)
         assert not await dialled()
     # The system gives none.
     with monkeypatch.context() as other:
@@ -258,7 +258,7 @@ async def test_another_secret_is_no_neighbour(ends: Ends) -> None:
 async def test_a_listener_that_closes_while_neighbours_come_leaves_no_socket(turns: int) -> None:
     before = _sockets()
     async with Ends.open(neighbours=True) as ends:
-        name = neighbours._name(ends.port, ends.identity.fingerprint)
+        name = same_host._name(ends.port, ends.identity.fingerprint)
         # As it begins to listen, and as the first has been accepted.
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -286,25 +286,25 @@ def _sockets() -> set[int]:
 def _unsealed() -> list[int]:
     found = [os.memfd_create("test") for _ in range(2)]
     for fd in found:
-        os.ftruncate(fd, neighbours.ARENA_BYTES)
+        os.ftruncate(fd, same_host.ARENA_BYTES)
     return found
 
 
 async def test_strangers_get_nothing_and_members_are_served_afterwards(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = neighbours.ARENA_BYTES
-    whole = neighbours._greeting.pack(size, size)
-    name = neighbours._name(ends.port, ends.identity.fingerprint)
+    size = same_host.ARENA_BYTES
+    whole = same_host._greeting.pack(size, size)
+    name = same_host._name(ends.port, ends.identity.fingerprint)
     cases: list[tuple[bytes, list[int]]] = [
         (b"", []),
         (b"GET / HTTP/1.1\r\n\r\n", []),
         (whole, []),
         (whole, _unsealed()),
         (whole, _unsealed()[:1]),
-        (neighbours._greeting.pack(2 * size, size), [neighbours._sealed_file(size)] * 2),
-        (whole, [neighbours._sealed_file(size // 2)] * 2),
-        (neighbours._greeting.pack(0, 0) + b"no proof at all" * 8, []),
+        (same_host._greeting.pack(2 * size, size), [same_host._sealed_file(size)] * 2),
+        (whole, [same_host._sealed_file(size // 2)] * 2),
+        (same_host._greeting.pack(0, 0) + b"no proof at all" * 8, []),
     ]
     for data, fds in cases:
         with closing(socket.socket(socket.AF_UNIX)) as stranger:
@@ -392,7 +392,7 @@ def test_parts_are_whole_wherever_they_go(
     while pieces := memory.writer.take(limit):
         events += memory.feed(b"".join(pieces))
     (message,) = events
-    assert isinstance(message, Message)
+    assert isinstance(message, WireMessage)
     assert message.buffers == [Buffer(bytes(CHUNK_BYTES)), Buffer(b"12345")]
 
 
@@ -428,7 +428,7 @@ async def test_a_process_out_of_descriptors_keeps_none_of_a_neighbour(
     address = Address("127.0.0.1", ends.port, ends.identity.fingerprint)
     before = len(open_descriptors())
     with no_descriptors_but(left), suppress(OSError):
-        found = neighbours.dialled(address, ReceiveMemory(1 << 28))
+        found = same_host.dialled(address, ReceiveMemory(1 << 28))
         assert found is not None
         found[0].close()
         assert left == 5

@@ -4,9 +4,9 @@ import asyncio
 import socket
 from typing import Any
 
-from inlay.request import Output
+from inlay.messages.request import Output
 from inlay.transport.local.arena import Arena
-from inlay.transport.local.channel import Channel
+from inlay.transport.local.channel import LocalTransport
 from inlay.transport.messages import FromWorker, Outputs
 from inlay.transport.serve import Outbox
 
@@ -17,8 +17,12 @@ async def test_what_one_request_makes_delays_another_by_few_messages() -> None:
     ends = socket.socketpair()
     arena = Arena(1 << 20)
     try:
-        worker: Channel[Any] = await Channel.open(ends[0], arena, FromWorker, sends_shared=False)
-        frontend: Channel[Any] = await Channel.open(ends[1], arena, FromWorker, sends_shared=True)
+        worker: LocalTransport[Any] = await LocalTransport.open(
+            ends[0], arena, FromWorker, sends_shared=False
+        )
+        frontend: LocalTransport[Any] = await LocalTransport.open(
+            ends[1], arena, FromWorker, sends_shared=True
+        )
         reading: Any = frontend._writer.transport
         reading.pause_reading()
         outbox = Outbox(worker, lambda request_id: None)

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from inlay.errors import InvalidRequestError
-from inlay.request import Output
-from inlay.transport.output_queue import MERGED, Deliveries, OutputQueue, TakeOutput
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.request import Output
+from inlay.transport.output_queue import MERGED, DispatchQueue, OutputQueue, TakeOutput
 
 
 def token(offset: int, id_: int | None = None) -> Output:
@@ -52,13 +52,13 @@ async def test_the_end_of_a_cancelled_request_does_not_hide_why_it_was_cancelled
 
 
 async def test_what_comes_while_a_reader_waits_is_taken_once_a_turn() -> None:
-    deliveries = Deliveries()
+    deliveries = DispatchQueue()
     queues = [OutputQueue(deliveries), OutputQueue(deliveries)]
     taken: list[Output] = []
     readers = [await reading(queue) for queue in queues]
 
     for queue in queues:
-        queue.offer(takes_into(taken))
+        queue.set_inline_reader(takes_into(taken))
     queues[0].put(Output("a", 0, 0, (5,)))
     queues[1].put(Output("b", 0, 0, (7,)))
     queues[0].put(Output("a", 0, 1, (6,)))
@@ -87,11 +87,11 @@ async def test_a_reader_gets_what_is_not_taken_and_all_behind_it() -> None:
         taken.append(output)
         return True
 
-    queue.offer(take)
+    queue.set_inline_reader(take)
     for offset, id_ in ((0, 5), (1, 6), (3, 8)):
         queue.put(Output("w", 0, offset, (id_,)))
         await turns()
-    queue.offer(None)
+    queue.set_inline_reader(None)
     queue.put(Output("w", 0, 4, (9,), (), "length"))
     await asyncio.wait_for(reader, 10)
     assert [output.token_ids for output in taken] == [(5,), (8,)]
@@ -99,7 +99,7 @@ async def test_a_reader_gets_what_is_not_taken_and_all_behind_it() -> None:
 
 
 async def test_what_taking_raises_ends_one_queue_and_no_other() -> None:
-    deliveries = Deliveries()
+    deliveries = DispatchQueue()
     queues = [OutputQueue(deliveries) for _ in range(3)]
     readers = [(await reading(queue))[1] for queue in queues]
     taken: list[Output] = []
@@ -108,7 +108,7 @@ async def test_what_taking_raises_ends_one_queue_and_no_other() -> None:
         raise ZeroDivisionError(f"at {output.offset}")
 
     for queue, its in zip(queues, (takes_into(taken), broken, takes_into(taken)), strict=True):
-        queue.offer(its)
+        queue.set_inline_reader(its)
     for offset in range(2):
         for queue in queues:
             assert queue.put(token(offset)) or (queue is queues[1] and offset == 1)
@@ -129,7 +129,7 @@ async def test_of_what_was_taken_half_the_reader_gets_nothing_again() -> None:
         queue.put(token(1))
         raise ZeroDivisionError
 
-    queue.offer(broken)
+    queue.set_inline_reader(broken)
     queue.put(token(0))
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(reader, 10)
@@ -140,7 +140,7 @@ async def test_nothing_is_taken_for_a_reader_that_was_cancelled_in_the_same_turn
     queue = OutputQueue()
     taken: list[Output] = []
     _, reader = await reading(queue)
-    queue.offer(takes_into(taken))
+    queue.set_inline_reader(takes_into(taken))
     queue.put(token(0))
     reader.cancel()
     await turns()
@@ -148,19 +148,19 @@ async def test_nothing_is_taken_for_a_reader_that_was_cancelled_in_the_same_turn
 
 
 async def test_taking_for_one_queue_may_end_another_that_is_due() -> None:
-    deliveries = Deliveries()
+    deliveries = DispatchQueue()
     first, second, third = queues = [OutputQueue(deliveries) for _ in range(3)]
     (_, one), (got, two), (rest, three) = [await reading(queue) for queue in queues]
     taken: list[Output] = []
 
     def closes(output: Output) -> bool:
         second.fail(InvalidRequestError("closed"))
-        third.offer(None)
+        third.set_inline_reader(None)
         return True
 
-    first.offer(closes)
+    first.set_inline_reader(closes)
     for queue in (second, third):
-        queue.offer(takes_into(taken))
+        queue.set_inline_reader(takes_into(taken))
     for queue in queues:
         queue.put(token(0))
     with pytest.raises(InvalidRequestError, match="closed"):
@@ -174,7 +174,7 @@ async def test_taking_for_one_queue_may_end_another_that_is_due() -> None:
 async def test_tokens_and_the_last_output_of_one_turn_are_the_readers() -> None:
     queue = OutputQueue()
     got, reader = await reading(queue)
-    queue.offer(lambda output: output.finish_reason is None)
+    queue.set_inline_reader(lambda output: output.finish_reason is None)
     queue.put(token(0))
     await turns()
     queue.put(token(1))
@@ -194,7 +194,7 @@ async def test_outputs_that_were_refused_together_are_merged_with_all_that_come_
                 queue.put(token(offset))
         return False
 
-    queue.offer(refuse)
+    queue.set_inline_reader(refuse)
     for offset in range(5):
         queue.put(token(offset))
     await turns()

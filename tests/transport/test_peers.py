@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from inlay.address import Address
-from inlay.digest import Secret
+from inlay.base.address import Address
+from inlay.base.errors import InvalidRequestError, OverloadedError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Emit, Pooling, Request, Task
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Emit, Pooling, Request, Task
 from inlay.transport import peers as peers_module
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint

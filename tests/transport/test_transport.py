@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.card import Address
-from inlay.digest import Secret
-from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.prompt import Buffer
-from inlay.transport import Connection, Listener, ReceiveMemory, dial
+from inlay.base.errors import InvalidRequestError, OverloadedError
+from inlay.messages.card import Address
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
+from inlay.transport import Listener, ReceiveMemory, TcpPeer, dial
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.listener import MAX_UNPROVEN
@@ -30,8 +30,8 @@ from inlay.transport.wire import (
     MAX_PARTS,
     FrameReader,
     FrameWriter,
-    Message,
     Offered,
+    WireMessage,
     Withdrawn,
 )
 from tests.transport.fleet import identity
@@ -59,7 +59,7 @@ class Pipe:
         self.writer = FrameWriter()
         self.reader = FrameReader(self.writer.on_grant, 1 << 30)
         self.answers = FrameWriter()
-        self.got: list[Message] = []
+        self.got: list[WireMessage] = []
         self.withdrawn: list[int] = []
 
     def move(self, cuts: list[int]) -> None:
@@ -76,7 +76,7 @@ class Pipe:
 
     def take(self, event: object) -> None:
         match event:
-            case Message():
+            case WireMessage():
                 self.got.append(event)
             case Offered(number, offer):
                 parts: list[Buffer | memoryview] = [memoryview(bytearray(s)) for s in offer.sizes]
@@ -210,7 +210,7 @@ class Ends:
 
     def __init__(self, limit: int = 1 << 28, *, neighbours: bool = False) -> None:
         self.memory = ReceiveMemory(limit)
-        self.accepted: asyncio.Queue[Connection[Heard]] = asyncio.Queue()
+        self.accepted: asyncio.Queue[TcpPeer[Heard]] = asyncio.Queue()
         self.cache = EmbedsCache(1 << 26)
         self.identity: Identity = identity()
         self.listener = Listener(
@@ -224,7 +224,7 @@ class Ends:
             neighbours=neighbours,
         )
         self.port = 0
-        self.opened: list[Connection[Any]] = []
+        self.opened: list[TcpPeer[Any]] = []
 
     @classmethod
     @asynccontextmanager
@@ -240,9 +240,7 @@ class Ends:
             # TLS and sockets are closed in the turns that follow.
             await asyncio.sleep(0.05)
 
-    async def dial(
-        self, secret: Secret = SECRET, fingerprint: bytes | None = None
-    ) -> Connection[Any]:
+    async def dial(self, secret: Secret = SECRET, fingerprint: bytes | None = None) -> TcpPeer[Any]:
         connection = await dial(
             Address(
                 "127.0.0.1",
@@ -256,7 +254,7 @@ class Ends:
         self.opened.append(connection)
         return connection
 
-    async def pair(self) -> tuple[Connection[Any], Connection[Heard]]:
+    async def pair(self) -> tuple[TcpPeer[Any], TcpPeer[Heard]]:
         ours, theirs = await self.dial(), await self.accepted.get()
         self.opened.append(theirs)
         return ours, theirs
@@ -310,7 +308,7 @@ async def test_strangers_that_speak_no_tls_leave_no_trace(ends: Ends) -> None:
     assert not ends.listener._unproven
 
 
-def counted(connection: Connection[Any]) -> Callable[[], int]:
+def counted(connection: TcpPeer[Any]) -> Callable[[], int]:
     """A function that returns the bytes the connection has handed to its socket since."""
     writer, total = connection._writer, 0
     take = writer.take

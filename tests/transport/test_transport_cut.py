@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import msgspec
 import pytest
 
-from inlay.card import Address
-from inlay.digest import Secret
-from inlay.errors import OverloadedError
-from inlay.prompt import Buffer
-from inlay.transport import Connection, Listener, ReceiveMemory, dial
+from inlay.base.errors import OverloadedError
+from inlay.messages.card import Address
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
+from inlay.transport import Listener, ReceiveMemory, TcpPeer, dial
 from inlay.transport.credit import CREDIT_BYTES
 from inlay.transport.wire import CHUNK_BYTES
 from tests.transport.fleet import identity
@@ -79,8 +79,8 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 @asynccontextmanager
 async def listening(
     memory: ReceiveMemory, cut: int | None
-) -> "AsyncIterator[tuple[Cut, Address, asyncio.Queue[Connection[Any]]]]":
-    accepted: asyncio.Queue[Connection[Any]] = asyncio.Queue()
+) -> "AsyncIterator[tuple[Cut, Address, asyncio.Queue[TcpPeer[Any]]]]":
+    accepted: asyncio.Queue[TcpPeer[Any]] = asyncio.Queue()
     listener = Listener(SECRET, Heard, memory, accepted.put_nowait)
     proxy = Cut(await listener.listen("127.0.0.1", 0), cut)
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
@@ -201,12 +201,12 @@ async def test_a_thousand_idle_connections_delay_nobody_and_end_with_their_peers
     monkeypatch.setattr("inlay.transport.listener.HANDSHAKE_SECONDS", 60.0)
     monkeypatch.setattr("inlay.transport.connection.HANDSHAKE_SECONDS", 60.0)
     memory, own = ReceiveMemory(1 << 28), identity()
-    accepted: asyncio.Queue[Connection[Any]] = asyncio.Queue()
+    accepted: asyncio.Queue[TcpPeer[Any]] = asyncio.Queue()
     listener = Listener(
         SECRET, Heard, memory, accepted.put_nowait, tls=own.context, fingerprint=own.fingerprint
     )
     address = Address("127.0.0.1", await listener.listen("127.0.0.1", 0), own.fingerprint)
-    opened: list[Connection[Any]] = []
+    opened: list[TcpPeer[Any]] = []
     for _ in range(50):
         opened += await asyncio.gather(
             *(dial(address, SECRET, Heard, ReceiveMemory(1 << 20)) for _ in range(20))

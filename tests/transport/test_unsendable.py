@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Emit, Output, Pooling, Request, Sampling, Task
-from inlay.transport import Connection, ReceiveMemory, dial
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Emit, Output, Pooling, Request, Sampling, Task
+from inlay.transport import ReceiveMemory, TcpPeer, dial
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
-from inlay.transport.link import Link
+from inlay.transport.link import PeerLink
 from inlay.transport.local import LocalPlane
 from inlay.transport.messages import FromWorker
 from inlay.worker.host import EngineHost
@@ -29,12 +29,12 @@ MOST = 4000
 
 
 @asynccontextmanager
-async def narrow(engine: EchoEngine) -> AsyncIterator[Link]:
+async def narrow(engine: EchoEngine) -> AsyncIterator[PeerLink]:
     """The connection to a worker that can send small messages only."""
     await engine.start()
     endpoint = Endpoint(EngineHost(engine), SECRET, identity(), EmbedsCache(0))
     address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
-    connection: Connection[FromWorker] = await dial(
+    connection: TcpPeer[FromWorker] = await dial(
         address, SECRET, FromWorker, ReceiveMemory(1 << 28)
     )
     plane = LocalPlane([connection])
@@ -57,7 +57,7 @@ def make_request(id_: str, length: int, max_tokens: int, **sampling: Any) -> Req
     )
 
 
-async def outputs_of(link: Link, request: Request) -> list[Output]:
+async def outputs_of(link: PeerLink, request: Request) -> list[Output]:
     async with asyncio.timeout(90):
         return [output async for outputs in link.send(request) for output in outputs]
 

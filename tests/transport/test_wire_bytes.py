@@ -5,12 +5,12 @@ from hashlib import blake2b
 import pytest
 from msgspec import Struct
 
-from inlay.address import Address
-from inlay.card import AudioCard, ImageCard
-from inlay.edges import Feed, Fetch, Lease, Window
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Diffusion, Input, Payload, Pooling, Request, Sampling, Task
-from inlay.speech import Speech
+from inlay.base.address import Address
+from inlay.messages.card import AudioCard, ImageCard
+from inlay.messages.edges import Feed, Fetch, PayloadLease, Window
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Diffusion, Input, Payload, Pooling, Request, Sampling, Task
+from inlay.messages.speech import Speech
 from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.transport.frames import Decoder, encode
 
@@ -45,7 +45,7 @@ MESSAGES: dict[str, tuple[Struct, str]] = {
             params=Diffusion(width=64, height=64, steps=4, guidance=2.5),
             task=Task.STAGE,
             inputs=(Input("embeds", _PAYLOAD),),
-            feeds=(Feed(Lease(_ADDRESS, b"k"), (("latents", "latents"),), Window()),),
+            feeds=(Feed(PayloadLease(_ADDRESS, b"k"), (("latents", "latents"),), Window()),),
             hold=Window(),
         ),
         "fb6d63e3dbc82c19793f1f26ed852f43",

@@ -3,10 +3,10 @@
 It fails when told to, and whenever its worker asks for what it must not.
 """
 
-from inlay.card import Adapter
+from inlay.base.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.engine.echo import EchoEngine
-from inlay.errors import EngineError, InvalidRequestError, NotFoundError
-from inlay.request import Emit, Request
+from inlay.messages.card import Adapter
+from inlay.messages.request import Emit, Request
 
 
 class AdaptingEcho(EchoEngine):

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from safetensors.numpy import save_file
 
 from inlay.adapter.library import AdapterLibrary
-from inlay.card import AudioCard, ModelCard
-from inlay.commands import ListAdapters, LoadAdapter, UnloadAdapter
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError, InvalidRequestError, NotFoundError
-from inlay.prompt import Prompt, Rows, Tokens
-from inlay.request import Output, Request, Sampling, Task
+from inlay.messages.card import AudioCard, ModelCard
+from inlay.messages.commands import ListAdapters, LoadAdapter, UnloadAdapter
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Rows, Tokens
+from inlay.messages.request import Output, Request, Sampling, Task
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost, host_of
 from inlay.worker.lora_modules import check_adapters, parse_modules

@@ -12,12 +12,12 @@ from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from inlay.adapter.library import AdapterLibrary
-from inlay.card import ModelCard
-from inlay.commands import LoadAdapter
-from inlay.digest import Secret
+from inlay.base.errors import InlayError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InlayError
-from inlay.request import Output
+from inlay.messages.card import ModelCard
+from inlay.messages.commands import LoadAdapter
+from inlay.messages.digest import Secret
+from inlay.messages.request import Output
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost
 from tests.worker.echoing import AdaptingEcho

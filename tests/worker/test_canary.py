@@ -12,17 +12,17 @@ import torch
 from msgspec.structs import replace
 
 from inlay import demo
-from inlay.card import CanaryResult, Exactness, ModelCard, SelfCheck, Stats
-from inlay.digest import Secret
 from inlay.engine.api import Engine
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.native import kernels
 from inlay.http.metrics.engine_health import health_of
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Emit, Output, Request, Sampling, TokenLogprobs
-from inlay.worker.canary import LAST, Answer, bound_of, distance
+from inlay.messages.card import CanaryResult, Exactness, ModelCard, SelfCheck, Stats
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Emit, Output, Request, Sampling, TokenLogprobs
+from inlay.worker.canary import LAST, CanaryAnswer, bound_of, distance
 from inlay.worker.host import EngineHost
 from tests.live import fleet
 from tests.models import tiny
@@ -227,8 +227,8 @@ def test_a_worker_asks_itself_after_it_wakes() -> None:
         assert f"inlay:self_check_canary_distance{labels} " in metrics
 
 
-def answer(*tokens: tuple[int, dict[int, float]]) -> Answer:
-    return Answer(
+def answer(*tokens: tuple[int, dict[int, float]]) -> CanaryAnswer:
+    return CanaryAnswer(
         tuple(id_ for id_, _ in tokens),
         tuple(TokenLogprobs(named[id_], tuple(named.items())) for id_, named in tokens),
     )

@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from inlay.address import Address
-from inlay.card import ModelCard
-from inlay.digest import Secret
-from inlay.edges import Fetch, Window
+from inlay.base.address import Address
+from inlay.base.errors import EngineError
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Emit, Input, Output, PageQuery, Request, Sampling, Task
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.edges import Fetch, Window
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Emit, Input, Output, PageQuery, Request, Sampling, Task
 from inlay.stages.graph import StageCard
 from inlay.transport.api import Stream
 from inlay.worker.host import EngineHost

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from inlay.address import Address
-from inlay.edges import Window
-from inlay.request import Input, Output
+from inlay.base.address import Address
+from inlay.messages.edges import Window
+from inlay.messages.request import Input, Output
 from inlay.stages.graph import StageCard
-from inlay.transport.connection import FREED_SECONDS, Connection
+from inlay.transport.connection import FREED_SECONDS, TcpPeer
 from inlay.transport.listener import Listener, dial
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.messages import Cancel, FromWorker, Outputs, Submit, ToWorker
 from inlay.transport.serve import serve
-from inlay.worker import held
+from inlay.worker import payload_store
 from inlay.worker.host import EngineHost
 from tests import virtual_time
 from tests.live import SECRET
@@ -27,15 +27,15 @@ from tests.router.test_stages import prompt_payload
 BOUND = 1 << 28
 
 
-def cancels(frontend: Connection[Any]) -> None:
+def cancels(frontend: TcpPeer[Any]) -> None:
     frontend.send(Cancel("r"))
 
 
-def ends(frontend: Connection[Any]) -> None:
+def ends(frontend: TcpPeer[Any]) -> None:
     frontend.abort()
 
 
-def falls_silent(frontend: Connection[Any]) -> None:
+def falls_silent(frontend: TcpPeer[Any]) -> None:
     """Without a word, as a process that is frozen or whose machine is lost."""
     assert frontend._transport is not None
     frontend._transport.pause_reading()
@@ -44,11 +44,11 @@ def falls_silent(frontend: Connection[Any]) -> None:
     frontend._writable = False
 
 
-def reaches_its_deadline(_: Connection[Any]) -> None:
+def reaches_its_deadline(_: TcpPeer[Any]) -> None:
     """In the same moment."""
 
 
-async def seconds_until_freed(end: Callable[[Connection[Any]], None]) -> float:
+async def seconds_until_freed(end: Callable[[TcpPeer[Any]], None]) -> float:
     """How long after the end of a request its payloads are kept."""
     loop = asyncio.get_running_loop()
     engine = ScriptedStage("denoiser")
@@ -100,10 +100,10 @@ async def seconds_until_freed(end: Callable[[Connection[Any]], None]) -> float:
 
 @pytest.mark.parametrize("end", [cancels, ends, falls_silent, reaches_its_deadline])
 def test_what_is_kept_of_a_request_is_freed_in_time(
-    end: Callable[[Connection[Any]], None], monkeypatch: pytest.MonkeyPatch
+    end: Callable[[TcpPeer[Any]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is small is kept as what is large.
-    monkeypatch.setattr(held, "SMALL_BYTES", -1)
+    monkeypatch.setattr(payload_store, "SMALL_BYTES", -1)
     passed = virtual_time.run(seconds_until_freed(end))
     assert passed <= FREED_SECONDS
     # Silence alone is waited for.

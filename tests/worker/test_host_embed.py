@@ -3,12 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
-from inlay.commands import AnyCommand, Drain
-from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Emit, Output, Pooling, Request, Sampling, Task
+from inlay.messages.commands import AnyCommand, Drain
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Emit, Output, Pooling, Request, Sampling, Task
 from inlay.worker.host import EngineHost
 from tests.transport.conftest import echo_settings
 

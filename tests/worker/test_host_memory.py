@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from inlay.card import Stats
-from inlay.commands import AnyCommand, ReadStats
-from inlay.digest import Secret
 from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.card import Stats
+from inlay.messages.commands import AnyCommand, ReadStats
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 from inlay.telemetry import TelemetrySettings
 from inlay.transport.local import LocalPlane
 from inlay.worker import Backoff, Supervisor, WorkerProcess

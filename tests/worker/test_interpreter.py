@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from inlay.digest import Secret
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
 from inlay.extension import BUNDLED
+from inlay.messages.digest import Secret
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 from inlay.worker.interpreter import NEEDED, interpreter

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.routing import KEY_SIZE, Cleared, KvEvent, KvEvents, Priced, Removed, Stored
+from inlay.messages.routing import KEY_SIZE, Cleared, KvEvent, KvEvents, Priced, Removed, Stored
 from inlay.worker.kv_feed import KvFeed
 
 TIERS = ("", "host memory", "disk")

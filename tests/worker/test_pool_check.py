@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from inlay import engine as engines
+from inlay.base.errors import EngineError
 from inlay.engine import references
 from inlay.engine.api import Engine
 from inlay.engine.pool_reference import BOUND, KEPT, PoolReference, key_of
@@ -23,7 +24,6 @@ from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Projection
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
-from inlay.errors import EngineError
 from inlay.worker import pool_check
 from inlay.worker.pool_check import check_pool
 from tests.models import tiny

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
+from inlay.messages.digest import Secret
 from inlay.worker.probing import EngineProber
 from inlay.worker.sleeping import RunningRequests, SleepControl
 from tests.models import tiny

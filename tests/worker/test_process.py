@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError, InvalidRequestError, OverloadedError
+from inlay.messages.digest import Secret
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 from inlay.worker.process import find_temporary_directory

@@ -17,13 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from inlay.commands import AnyCommand, LoadAdapter, ProbeEngine, Sleep, WakeUp
-from inlay.digest import Secret
+from inlay.base.errors import InvalidRequestError, OverloadedError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Request, Sampling
-from inlay.transport.local import Arena, Channel, LocalPlane
+from inlay.messages.commands import AnyCommand, LoadAdapter, ProbeEngine, Sleep, WakeUp
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Request, Sampling
+from inlay.transport.local import Arena, LocalPlane, LocalTransport
 from inlay.transport.messages import FromWorker
 from inlay.worker import Backoff, RestartGroup, Supervisor, WorkerProcess, spawn
 from inlay.worker.interpreter import Interpreter
@@ -162,7 +162,7 @@ async def test_what_a_worker_started_ends_with_it() -> None:
     )
     assert process.stdout is not None
     left_behind = psutil.Process(int(await process.stdout.readline()))
-    channel: Channel[FromWorker] = await Channel.open(
+    channel: LocalTransport[FromWorker] = await LocalTransport.open(
         ours, Arena(1 << 20), FromWorker, sends_shared=True
     )
     worker = WorkerProcess(process, channel, Interpreter("sh"))

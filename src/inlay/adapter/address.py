@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 SCHEMES = ("file", "hf", "http", "https", "s3")
 _MAX = 2048

@@ -17,7 +17,7 @@ _INCOMING, _LEAVING, _LOCK = "incoming-", "leaving-", "lock"
 _STALE = 24 * 3600.0
 
 
-class Lease(NamedTuple):
+class AdapterLease(NamedTuple):
     """A directory that is not evicted until the lease is closed.
 
     Attributes:
@@ -63,7 +63,7 @@ class AdapterCache:
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
-    def find(self, name: str) -> Lease | None:
+    def find(self, name: str) -> AdapterLease | None:
         """Lease the entry `name`; None if it does not exist."""
         path = self._root / name
         try:
@@ -79,9 +79,9 @@ class AdapterCache:
             os.close(lock)
             return None
         os.utime(path)
-        return Lease(path, lock)
+        return AdapterLease(path, lock)
 
-    def add(self, incoming: Path, name: str) -> Lease:
+    def add(self, incoming: Path, name: str) -> AdapterLease:
         """Add a fetched directory as an entry; return a lease of it, or of an equal earlier one."""
         (incoming / _LOCK).touch()
         with suppress(OSError):

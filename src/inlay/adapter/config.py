@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 MAX_CONFIG_BYTES = 1024 * 1024
 _MAX_PATTERNS, _MAX_PATTERN = 4096, 512

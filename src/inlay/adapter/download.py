@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from inlay.adapter.address import AllowedSources, parse
-from inlay.errors import InlayError, InvalidRequestError, NotFoundError
+from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 
 SECONDS = 600.0
 """Time limit of one file."""

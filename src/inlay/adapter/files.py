@@ -29,8 +29,8 @@ from inlay.adapter.config import (
     parse_config,
 )
 from inlay.adapter.tables import DTYPES, CheckTable, is_table, refuse
-from inlay.errors import InvalidRequestError, NotFoundError
-from inlay.prompt import DTYPE_SIZES
+from inlay.base.errors import InvalidRequestError, NotFoundError
+from inlay.messages.prompt import DTYPE_SIZES
 from inlay.tensors.cast import NON_FINITE, largest_magnitude
 from inlay.tensors.table import StoredTensor, metadata_in, stored_tensors, tensors_in
 from inlay.tensors.tensor import BITS_DTYPES, NUMPY_DTYPES, quoted
@@ -284,7 +284,7 @@ def elements(tensor: StoredTensor) -> npt.NDArray[Any]:
 
 
 def dtype_of(tensor: StoredTensor) -> str:
-    """Return the dtype of such a tensor, one of `inlay.prompt.DTYPE_SIZES`."""
+    """Return the dtype of such a tensor, one of `inlay.messages.prompt.DTYPE_SIZES`."""
     return DTYPES[tensor.dtype]
 
 

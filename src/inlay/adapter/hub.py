@@ -9,7 +9,7 @@ from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled, Rep
 from inlay.adapter.address import Address
 from inlay.adapter.config import MAX_CONFIG_BYTES
 from inlay.adapter.files import CONFIG, PIPELINE, WEIGHTS
-from inlay.errors import InvalidRequestError, NotFoundError
+from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.tensors.hub import asking_hub
 
 

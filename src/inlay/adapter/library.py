@@ -9,7 +9,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from inlay.adapter.address import Address, AllowedSources, is_hub_name, parse
-from inlay.adapter.cache import AdapterCache, Lease
+from inlay.adapter.cache import AdapterCache, AdapterLease
 from inlay.adapter.config import MAX_CONFIG_BYTES
 from inlay.adapter.download import download
 from inlay.adapter.files import (
@@ -24,7 +24,7 @@ from inlay.adapter.files import (
 )
 from inlay.adapter.s3 import request_of
 from inlay.adapter.tables import ignore, refuse, unchanged_from
-from inlay.errors import InvalidRequestError, NotFoundError
+from inlay.base.errors import InvalidRequestError, NotFoundError
 
 _CHUNK = 1024 * 1024
 
@@ -40,7 +40,7 @@ class Opened(NamedTuple):
 
     files: AdapterFiles
     content_id: str
-    lease: Lease
+    lease: AdapterLease
 
     def close(self) -> None:
         """Release the files."""
@@ -122,7 +122,7 @@ class AdapterLibrary:
         )
         return parse(f"hf://{address}") if hub else where
 
-    def _lease(self, where: Address, sha256: str | None) -> Lease:
+    def _lease(self, where: Address, sha256: str | None) -> AdapterLease:
         if where.scheme == "file":
             return self._local(Path(where.path), sha256)
         if where.scheme == "hf":
@@ -131,19 +131,19 @@ class AdapterLibrary:
 
             directory = from_hub(where, self._max_bytes)
             _check_sum(directory, sha256)
-            return Lease(directory)
+            return AdapterLease(directory)
         return self._fetched(where, sha256)
 
-    def _local(self, directory: Path, sha256: str | None) -> Lease:
+    def _local(self, directory: Path, sha256: str | None) -> AdapterLease:
         for name in (CONFIG, WEIGHTS, PIPELINE):
             # A symbolic link may lead outside the allowed directories.
             self._allowed.check(Address("file", "", str(directory / name)))
         if sha256 is not None:
             open_adapter(directory, max_bytes=self._max_bytes, check_table=ignore)
         _check_sum(directory, sha256)
-        return Lease(directory)
+        return AdapterLease(directory)
 
-    def _fetched(self, where: Address, sha256: str | None) -> Lease:
+    def _fetched(self, where: Address, sha256: str | None) -> AdapterLease:
         fetch = self._fetch_s3 if where.scheme == "s3" else self._fetch_http
         with self._cache.incoming() as incoming:
             missing, weights, text = None, WEIGHTS, b""

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.tensors.table import StoredTensor, stored_tensors
 from inlay.tensors.tensor import NUMPY_DTYPES, quoted
 

@@ -17,7 +17,7 @@ API no other one.
 
 from typing import TYPE_CHECKING
 
-from inlay.lazy import exported
+from inlay.base.lazy import exported
 
 if TYPE_CHECKING:
     from inlay.api.app import build_app

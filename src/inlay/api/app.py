@@ -73,7 +73,6 @@ from inlay.api.openai.schema.tokenize import (
 )
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.unserved import reason_for
-from inlay.digest import Secret
 from inlay.extension import merged, parts
 from inlay.http import info, pages
 from inlay.http.app import App, Routes
@@ -82,6 +81,7 @@ from inlay.http.metrics.engine_health import Health
 from inlay.http.openapi import Notes, Operation
 from inlay.http.server import IMAGES, OCTETS, Server
 from inlay.http.settings import FrontendSettings
+from inlay.messages.digest import Secret
 from inlay.router import Router
 from inlay.store import PromptStore, StoredPrompts
 from inlay.telemetry import Tracing

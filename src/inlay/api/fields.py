@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from inlay.api.schema.unserved import reason_for, unserved
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import yield_gil
 from inlay.http.quoting import shown_at, shown_value
 from inlay.http.server import Call
-from inlay.pace import yield_gil
 
 MAX_DEPTH = 64
 """Maximum levels of nesting in the free-form parts of a request."""

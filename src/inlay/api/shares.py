@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from inlay.api.schema.stages import StageUsage
-from inlay.request import Usage
+from inlay.messages.request import Usage
 
 
 def shares_of(

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 
 from pydantic import BaseModel
 
-from inlay import extras
+from inlay.base import extras
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import importing
 from inlay.cli.options import Options
-from inlay.errors import InvalidRequestError
-from inlay.pace import importing
 
 
 class UsageError(Exception):

@@ -14,14 +14,14 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from inlay import demo
+from inlay.base.errors import InvalidRequestError
 from inlay.cli import demo_draw, demo_images
 from inlay.cli.process import Console
 from inlay.cli.serve import Running, run_host
 from inlay.cli.settings import DemoSettings, ServeSettings
 from inlay.client import PromptEmbedder, load
-from inlay.client.connection import JSON, Connection, Question
+from inlay.client.connection import JSON, ApiClient, Question
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
 from inlay.http.address import check_address
 from inlay.http.settings import FrontendSettings
 
@@ -102,7 +102,7 @@ class _Server:
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         defaults = {"model": MODEL_NAME, "temperature": 0, "max_tokens": ANSWER_TOKENS}
         question = Question("POST", path, json.dumps(defaults | body).encode(), JSON)
-        answer: dict[str, Any] = json.loads(Connection(f"{self.url}/v1", None, 60).send(question))
+        answer: dict[str, Any] = json.loads(ApiClient(f"{self.url}/v1", None, 60).send(question))
         return answer
 
     def chat(self, content: object) -> str:

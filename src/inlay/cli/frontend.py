@@ -5,13 +5,13 @@ from contextlib import AsyncExitStack
 
 import inlay
 from inlay.api import build_app
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import freeze_gc
 from inlay.cli.process import Console, run_until_signal
 from inlay.cli.settings import FleetFrontendSettings
-from inlay.digest import Secret
-from inlay.errors import InvalidRequestError
 from inlay.http.address import check_address
 from inlay.http.serve import check, serve
-from inlay.pace import freeze_gc
+from inlay.messages.digest import Secret
 from inlay.router import Router
 from inlay.store import PromptStore
 from inlay.store.fleet import FleetStore

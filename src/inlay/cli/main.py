@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import inlay
+from inlay.base.errors import InlayError
 from inlay.cli.command import Command, FileError, UsageError
 from inlay.cli.commands import commands, known_variables
 from inlay.cli.process import EXIT_INTERRUPTED, Console
@@ -13,7 +14,6 @@ from inlay.cli.reading import parse, read, split_rest
 from inlay.cli.scrub_argv import scrub_argv
 from inlay.cli.usage import overview, usage
 from inlay.engine.ranks import split_flag
-from inlay.errors import InlayError
 from inlay.extension import FLAG, VARIABLE
 
 EXIT_FAILURE = 1

@@ -4,10 +4,10 @@ import json
 import shlex
 from pathlib import Path
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.source import ModelSource
 from inlay.engine.torch.checks import check_settings
-from inlay.errors import InvalidRequestError
 from inlay.extension import parts
 from inlay.render.tokenizer import load_tokenizer
 from inlay.tensors.hub import local_directory

@@ -13,12 +13,12 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
-from inlay import extras
+from inlay.base import extras
+from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.base.parent import end_with_parent
 from inlay.cli.process import Console
 from inlay.cli.settings import NatsServerSettings
-from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.address import check_address
-from inlay.parent import end_with_parent
 
 _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 10.0

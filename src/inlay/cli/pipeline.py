@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import yaml
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.diffusers.facts import INDEX, is_pipeline, read_index
 from inlay.engine.settings import EngineSettings
 from inlay.engine.source import Served
-from inlay.errors import InvalidRequestError
 from inlay.render.tokenizer import load_tokenizer
 from inlay.render.vocabulary import Vocabulary
 from inlay.stages.graph import UNLIKE_TOKENIZERS, Graph, Port, Stage, StageCard, check

@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 import inlay
 from inlay.api import build_app
-from inlay.card import EmbeddingCard, ModelCard
+from inlay.base.errors import InlayError, InvalidRequestError
+from inlay.base.pace import freeze_gc
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
 from inlay.cli.process import Console, on_signals, run_until_signal, waiting
 from inlay.cli.settings import ServeSettings
-from inlay.digest import Secret
 from inlay.engine import check as check_engine
 from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.engine.settings import EngineSettings
@@ -25,12 +25,12 @@ from inlay.engine.source import Served, plan_of
 from inlay.engine.spec import spec_of
 from inlay.engine.task import with_engine
 from inlay.engine.vllm.connectors import transfer_config
-from inlay.errors import InlayError, InvalidRequestError
 from inlay.http.address import check_address
 from inlay.http.serve import check, serve
 from inlay.http.settings import FrontendSettings
-from inlay.pace import freeze_gc
-from inlay.request import Task
+from inlay.messages.card import EmbeddingCard, ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.request import Task
 from inlay.router import Router
 from inlay.store.settings import StoreSettings
 from inlay.telemetry import Tracing, configure

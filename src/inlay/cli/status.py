@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from inlay import liveness
+from inlay.base import liveness
 from inlay.cli.process import Console, on_signals
 from inlay.cli.settings import StatusSettings
 from inlay.router.shares import Weights, called, shares_of

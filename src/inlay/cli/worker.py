@@ -12,18 +12,18 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, NoReturn
 
 import inlay
-from inlay.card import Rollout, StageCard
+from inlay.base.errors import InvalidRequestError
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
 from inlay.cli.process import Console, on_signals, run_until_signal
 from inlay.cli.settings import WorkerSettings
-from inlay.digest import Secret
 from inlay.engine import check as check_engine
 from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.engine.settings import EngineSettings
 from inlay.engine.source import plan_of
 from inlay.engine.task import with_engine
-from inlay.errors import InvalidRequestError
+from inlay.messages.card import Rollout, StageCard
+from inlay.messages.digest import Secret
 from inlay.store.secret import read_key
 from inlay.telemetry import configure
 from inlay.transport.local import LocalPlane

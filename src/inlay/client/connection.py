@@ -2,7 +2,7 @@
 
 Exchanges are generators (`Steps`), so that blocking and asynchronous callers share them: one yields
 a `Question` and is sent the answer's body, or is thrown the server's refusal; it yields a number to
-wait so many seconds. `Connection` runs it, blocking or not.
+wait so many seconds. `ApiClient` runs it, blocking or not.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from inlay.errors import (
+from inlay.base.errors import (
     BY_STATUS,
     EngineError,
     InlayError,
@@ -124,7 +124,7 @@ def wait_after(error: OverloadedError | RateLimitedError, tries: int) -> float:
     return wait * (1 - random.random() / 4)
 
 
-class Connection:
+class ApiClient:
     """A server's base URL, and the key to ask with.
 
     Args:

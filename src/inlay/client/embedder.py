@@ -7,10 +7,10 @@ from typing import Any
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError
 
+from inlay.base.errors import InvalidRequestError
 from inlay.client.media import MediaEncoder, MediaFile, image_part
 from inlay.client.prompts import EmbeddedPrompt
 from inlay.client.uploader import Uploader
-from inlay.errors import InvalidRequestError
 from inlay.media.spec import Detail
 from inlay.render import Renderer
 from inlay.tensors import ModelDType, TensorFormat

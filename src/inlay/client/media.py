@@ -8,10 +8,10 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from inlay.client.connection import JSON, RETRIES, Connection, Question, Steps, asked
+from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.client.connection import JSON, RETRIES, ApiClient, Question, Steps, asked
 from inlay.client.prompts import Array, container
 from inlay.client.uploader import Uploader, image_type
-from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.spec import NAMED, Detail, Kind
 from inlay.tensors import ReadLimits, TensorFormat, read, write
 
@@ -182,7 +182,7 @@ class MediaEncoder:
         timeout: float = 300.0,
         max_retries: int = RETRIES,
     ) -> None:
-        self._connection = Connection(base_url, api_key, timeout)
+        self._connection = ApiClient(base_url, api_key, timeout)
         self._model = model
         self._retries = max_retries
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
+from inlay.base.errors import BodyTooLargeError, EmbeddingsError, InvalidRequestError
 from inlay.client.uploader import AsyncUploader, Uploader
-from inlay.errors import BodyTooLargeError, EmbeddingsError, InvalidRequestError
 from inlay.tensors import ReadLimits, TensorFormat, prompts_of, read, write
 
 _BASE64_BEGIN = re.compile(rb"[A-Za-z0-9+/=\s]{16}")

@@ -12,8 +12,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 from blake3 import blake3
 
-from inlay.client.connection import JSON, RETRIES, Connection, Question, Steps, asked
-from inlay.errors import EngineError, InvalidRequestError, NotFoundError
+from inlay.base.errors import EngineError, InvalidRequestError, NotFoundError
+from inlay.client.connection import JSON, RETRIES, ApiClient, Question, Steps, asked
 from inlay.media.image import read_image_header
 
 UPLOAD_FROM = 64 * 1024
@@ -215,7 +215,7 @@ class Uploader:
         max_retries: int = RETRIES,
     ) -> None:
         self.upload_from = upload_from
-        self._connection = Connection(base_url, api_key, timeout)
+        self._connection = ApiClient(base_url, api_key, timeout)
         self._uploads = _Uploads(max_retries)
 
     def ref(self, data: bytes) -> str:
@@ -307,7 +307,7 @@ class AsyncUploader:
         max_retries: int = RETRIES,
     ) -> None:
         self.upload_from = upload_from
-        self._connection = Connection(base_url, api_key, timeout)
+        self._connection = ApiClient(base_url, api_key, timeout)
         self._uploads = _Uploads(max_retries)
 
     async def ref(self, data: bytes) -> str:

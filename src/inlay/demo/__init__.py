@@ -13,7 +13,7 @@ import msgspec
 _HERE = Path(__file__).parent
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DemoMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One chat message, as OpenAI writes it."""
 
     role: str
@@ -23,7 +23,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ChatExample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A conversation and the answer greedy decoding gives to it."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[DemoMessage, ...]
     answer: str
 
 
@@ -167,7 +167,7 @@ class VisionExamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return next(picture for picture in self.pictures if picture.name == name)
 
 
-class Drawn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DemoImage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question to the pipeline that draws.
 
     Attributes:
@@ -193,7 +193,7 @@ class DrawnExamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         report: shares of right captions and pictures.
     """
 
-    examples: tuple[Drawn, ...]
+    examples: tuple[DemoImage, ...]
     steps: int
     guidance: float
     report: dict[str, float]

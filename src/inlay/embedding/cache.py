@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from inlay.single_flight import SingleFlight
+from inlay.base.single_flight import SingleFlight
 
 Bundle: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """Named arrays that belong together. Cached arrays are read-only."""

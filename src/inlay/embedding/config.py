@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 PoolingMode: TypeAlias = Literal[
     "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"

@@ -10,7 +10,7 @@ is created.
 by all: `admission.py` (checks of requests before they cost anything), `task.py` (the task of
 `--task auto`), `weights.py` (model files and their identity), `model_files.py` (facts read from
 them), `ranks.py` (data-parallel ranks: each is a worker process of its own, so that a router knows
-whose cache a prompt is in), `fairness.py` (shares of clients), `places.py` (the wait for a place,
+whose cache a prompt is in), `fairness.py` (shares of clients), `slots.py` (the wait for a place,
 before vLLM and SGLang), `grammar` (cost and trial of grammars), `pictures.py` and `decoding.py`
 (pictures from files, within a budget of bytes), `videos.py` (MP4 and WebM, decoded by a process
 that runs `video_process.py`).
@@ -23,11 +23,11 @@ names its pages by it, and `kv_chain.py` translates vLLM's events into it. Event
 engine: overflowing batches are dropped, and the missing sequence number shows it.
 """
 
-from inlay.digest import Secret
 from inlay.engine.api import Engine
 from inlay.engine.ranks import check_ranks
 from inlay.engine.settings import EngineSettings
 from inlay.engine.spec import check_options, environment, spec_of
+from inlay.messages.digest import Secret
 
 __all__ = ["Engine", "EngineSettings", "check", "create", "environment"]
 

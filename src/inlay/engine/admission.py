@@ -4,14 +4,14 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from inlay.card import ModelCard
-from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
-from inlay.hidden_states import HiddenStates
-from inlay.limits import check_length
+from inlay.base.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.media.positions import GRID_FIELD
 from inlay.media.spec import NAMED, MediaSpec
-from inlay.prompt import DTYPE_SIZES, Media, Prompt, Rows, Tokens
-from inlay.request import GrammarKind, Request, Sampling
+from inlay.messages.card import ModelCard
+from inlay.messages.hidden_states import HiddenStates
+from inlay.messages.limits import check_length
+from inlay.messages.prompt import DTYPE_SIZES, Media, Prompt, Rows, Tokens
+from inlay.messages.request import GrammarKind, Request, Sampling
 
 MAX_HIDDEN_STATES = 2**28
 """Bytes of the hidden states that one request may ask for: they pass its consumer's memory."""

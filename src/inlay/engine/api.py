@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from inlay.address import Address
-from inlay.card import Adapter, ModelCard, Stats
-from inlay.engine.inflow import Inflow
-from inlay.errors import InlayError
-from inlay.request import Emit, Payload, Request
+from inlay.base.address import Address
+from inlay.base.errors import InlayError
+from inlay.engine.input_stream import InputStream
+from inlay.messages.card import Adapter, ModelCard, Stats
+from inlay.messages.request import Emit, Payload, Request
 
 
 class Engine(Protocol):
@@ -68,7 +68,7 @@ class GenerateEngine(Engine, Protocol):
 class FedEngine(Engine, Protocol):
     """An engine that takes inputs of a request while it runs."""
 
-    def submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
+    def submit_fed(self, request: Request, emit: Emit, inflow: InputStream) -> None:
         """As `submit`, of a request whose inputs come by `inflow`."""
 
 
@@ -83,7 +83,7 @@ class PausingEngine(Protocol):
         """
 
 
-class Peers(Protocol):
+class PeerWorkers(Protocol):
     """Other workers, as an engine asks them."""
 
     async def payloads(
@@ -101,7 +101,7 @@ class Peers(Protocol):
 class PeerUser(Protocol):
     """An engine that asks other workers for what a request's `sources` name."""
 
-    def use_peers(self, peers: Peers) -> None:
+    def use_peers(self, peers: PeerWorkers) -> None:
         """Ask through `peers` from now on."""
 
 

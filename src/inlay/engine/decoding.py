@@ -10,8 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from blake3 import blake3
 
-from inlay.errors import InvalidRequestError
-from inlay.fair_queue import FairQueue
+from inlay.base.errors import InvalidRequestError
+from inlay.base.fair_queue import FairQueue
+from inlay.base.pace import while_wanted
+from inlay.base.single_flight import shielded
 from inlay.media.audio import AudioHeader, read_audio_header
 from inlay.media.frames import VideoHeader
 from inlay.media.geometry import Layout
@@ -25,9 +27,7 @@ from inlay.media.spec import (
     video_header,
     video_layout,
 )
-from inlay.pace import while_wanted
-from inlay.prompt import Media
-from inlay.single_flight import shielded
+from inlay.messages.prompt import Media
 
 _T = TypeVar("_T")
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from inlay.card import EmbeddingCard, Exactness, Limits, ModelCard, Stats
-from inlay.digest import Secret, row_digests
+from inlay.base.errors import DeadlineExceededError, ErrorFrame, InvalidRequestError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import DeadlineExceededError, ErrorFrame, InvalidRequestError
-from inlay.limits import check_length
-from inlay.outputs import pooled
-from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
-from inlay.request import (
+from inlay.messages.card import EmbeddingCard, Exactness, Limits, ModelCard, Stats
+from inlay.messages.digest import Secret, row_digests
+from inlay.messages.limits import check_length
+from inlay.messages.outputs import pooled
+from inlay.messages.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import (
     Emit,
     Output,
     PromptLogprobs,

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-TURN = 64
+PROTECTED_TOKENS = 64
 """Output tokens for which a sequence that was passed over, or preempted, is not preempted."""
 
 _IN_TURN = -1.0
@@ -41,7 +41,7 @@ class Sharing(Protocol):
         """(priority, arrival), lower first; unique."""
 
     @property
-    def in_turn(self) -> bool:
+    def is_protected(self) -> bool:
         """True if it runs beyond its client's share for a while."""
 
 
@@ -82,7 +82,7 @@ class _Rank(NamedTuple):
     """Rank of a running sequence among those that keep what they have; unique."""
 
     priority: int
-    excess: float
+    over_share: float
     arrival: int
 
 
@@ -134,7 +134,7 @@ class Shares(Generic[S]):
         if sequence.client not in self._clients:
             if self._first_is_free:
                 return 0.0
-            if sequence.in_turn:
+            if sequence.is_protected:
                 return _IN_TURN
         used = self._holdings.after(sequence.client, pages)
         return excess(used, self._total, self._num_clients)
@@ -145,14 +145,14 @@ class Shares(Generic[S]):
         These are all of worse priority; and, where its client stays within its share, those of
         other clients that are in excess.
         """
-        priority, least = sequence.order[0], _IN_TURN if sequence.in_turn else 0.0
+        priority, least = sequence.order[0], _IN_TURN if sequence.is_protected else 0.0
         some = [
             (rank, other)
             for rank, other in reversed(self._ranked)
             if rank.priority > priority
             or (
                 rank.priority == priority
-                and rank.excess > least
+                and rank.over_share > least
                 and other.client != sequence.client
             )
         ]
@@ -162,7 +162,7 @@ class Shares(Generic[S]):
         return [
             other
             for rank, other in some
-            if rank.priority > priority or (own <= 0 and rank.excess > own)
+            if rank.priority > priority or (own <= 0 and rank.over_share > own)
         ]
 
 

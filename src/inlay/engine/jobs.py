@@ -4,9 +4,14 @@ import asyncio
 from collections.abc import Container
 from typing import Generic, Protocol, TypeVar
 
-from inlay.errors import DeadlineExceededError, InlayError, InvalidRequestError, OverloadedError
-from inlay.fair_queue import FairQueue
-from inlay.request import FinishReason, Request
+from inlay.base.errors import (
+    DeadlineExceededError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from inlay.base.fair_queue import FairQueue
+from inlay.messages.request import FinishReason, Request
 
 _BACKLOG = 8
 """Requests in the engine at most, as a multiple of `max_num_seqs`: the router keeps fewer there."""

@@ -22,8 +22,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from inlay.card import ModelCard
-from inlay.digest import BLOCK_SIZE, Chain, Secret, root_digest, row_digests
 from inlay.engine.kv_events import (
     AllBlocksCleared,
     BlockHash,
@@ -31,8 +29,10 @@ from inlay.engine.kv_events import (
     BlockStored,
     EventBatch,
 )
-from inlay.prompt import ROW_DIGEST_SIZE, Media, Prompt, Rows, Segment, Tokens
-from inlay.routing import Cleared, KvEvent, Removed, Stored, keys_of
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import BLOCK_SIZE, Chain, Secret, root_digest, row_digests
+from inlay.messages.prompt import ROW_DIGEST_SIZE, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.routing import Cleared, KvEvent, Removed, Stored, keys_of
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from inlay.routing import KvEvent
+from inlay.messages.routing import KvEvent
 
 BlockHash: TypeAlias = bytes | int
 """Identifies a block and everything before it.

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 PARAM = "kv_events_config"
 

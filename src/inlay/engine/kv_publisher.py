@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import zmq
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.kv_events import END_OF_REPLAY, SEQUENCE_SIZE, Event, EventBatch, encode
 from inlay.engine.kv_events_config import PARAM, KvEventsConfig
-from inlay.errors import InvalidRequestError
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.weights import weights_id
-from inlay.errors import InvalidRequestError
-from inlay.fields import MODEL_DEFAULTS
 from inlay.media.families import spec_of
 from inlay.media.spec import MediaSpec
+from inlay.messages.fields import MODEL_DEFAULTS
 from inlay.tensors.table import EmbeddingTable, config_of
 
 _HALF_BOUND = 1024.0

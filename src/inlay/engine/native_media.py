@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from inlay.digest import Secret, row_digests, with_digests
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.decoding import (
     DECODING_THREADS,
     MEMORY_BYTES,
@@ -27,12 +27,12 @@ from inlay.engine.decoding import (
     sized_image,
 )
 from inlay.engine.pictures import decode
-from inlay.errors import InvalidRequestError
 from inlay.media.geometry import PatchGrid
 from inlay.media.positions import GRID_FIELD, grid_field
 from inlay.media.spec import MediaSpec
-from inlay.prompt import Media, Prompt, Rows, Tokens
-from inlay.request import Request
+from inlay.messages.digest import Secret, row_digests, with_digests
+from inlay.messages.prompt import Media, Prompt, Rows, Tokens
+from inlay.messages.request import Request
 
 TRIED = (64, 48), (300, 700), (1200, 800)
 """Heights and widths of pictures whose layout is tried at the start."""

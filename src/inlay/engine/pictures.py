@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from inlay.base.errors import InvalidRequestError, reason_of
+from inlay.base.pace import check_wanted
 from inlay.engine.videos import decode_container
-from inlay.errors import InvalidRequestError, reason_of
 from inlay.media.frames import VideoHeader, unpack_frames
 from inlay.media.image import ImageHeader, pixels_alone, read_image_header
-from inlay.pace import check_wanted
 
 _BROKEN = (
     EOFError,

@@ -4,7 +4,7 @@ import errno
 import random
 import socket
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 _PORTS = 20000, 29999
 """Below those that connections get: an engine listens only once its model is loaded."""

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from inlay.base.errors import EngineError
 from inlay.engine.api import Engine
-from inlay.errors import EngineError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Emit, Output, Pooling, Request, Sampling, Task
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Emit, Output, Pooling, Request, Sampling, Task
 
 FIRST = -(2**31) - 1
 """A priority before every client's."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
-from inlay.errors import InvalidRequestError
 
 _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 """Names of the number of experts in model configurations, as in vLLM."""

@@ -7,9 +7,9 @@ import asyncio
 
 from msgspec.structs import replace
 
-from inlay.engine.places import Place
-from inlay.errors import EngineError, ErrorFrame, InlayError
-from inlay.request import (
+from inlay.base.errors import EngineError, ErrorFrame, InlayError
+from inlay.engine.slots import EngineSlot
+from inlay.messages.request import (
     Emit,
     FinishReason,
     Output,
@@ -47,7 +47,7 @@ class RequestTracker:
         self.has_emitted = False
         self.ended = False
         self.timer: asyncio.TimerHandle | None = None
-        self.place: Place | None = None
+        self.place: EngineSlot | None = None
         self.output = list(request.prior_output)
         self.cached = 0
         self._emit = emit

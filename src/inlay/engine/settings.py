@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from inlay.card import Phase
+from inlay.base.errors import InvalidRequestError
 from inlay.embedding.config import PoolingMode
-from inlay.errors import InvalidRequestError
 from inlay.media.spec import Kind, max_items_of
+from inlay.messages.card import Phase
 
 _SYNONYMS = {"half": "float16", "float": "float32"}
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from inlay.errors import InvalidRequestError, reason_of
+from inlay.base.errors import InvalidRequestError, reason_of
+from inlay.base.pace import check_wanted
 from inlay.media.audio import AudioHeader, decodable
-from inlay.pace import check_wanted
 
 _BLOCK = 1 << 16
 """Samples of all channels that are decoded at a time."""

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from inlay.card import StageCard
 from inlay.engine.settings import EngineSettings
 from inlay.extension import parts
+from inlay.messages.card import StageCard
 
 
 class Served(NamedTuple):

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from inlay import extras
+from inlay.base import extras
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import importing
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
 from inlay.extension import FLAG, merged, parts
-from inlay.pace import importing
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
 
 
 class SpeculativeConfig(BaseModel, frozen=True, extra="forbid", strict=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from inlay import extras
+from inlay.base import extras
 from inlay.engine.spec import ELSEWHERE, HERE, IMAGES, EngineSpec
 
 ENGINES: Mapping[str, EngineSpec] = {

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import check_wanted
 from inlay.engine.decoding import decoder_bytes
-from inlay.errors import InvalidRequestError
 from inlay.media.frames import CANNOT_DECODE, VideoHeader
-from inlay.pace import check_wanted
 
 CPU_SECONDS = 60
 """Processor time of one video."""

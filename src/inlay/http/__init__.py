@@ -16,13 +16,13 @@ parsed) and, where the request names embeddings or media, `references` (its part
 Invariants:
 - Bytes are reserved before they are held (`bodies.accounting`), for each request, each client and
   the server; memory is given back when the request ends.
-- CPU work on more than 16 KiB runs off the event loop (`Server.prepare`).
+- CPU work on more than 16 KiB runs off the event loop (`Server.run_prepared`).
 - Logs and metrics hold counts and times, never text of requests or answers.
 """
 
 from typing import TYPE_CHECKING
 
-from inlay.lazy import exported
+from inlay.base.lazy import exported
 
 if TYPE_CHECKING:
     from inlay.http.app import App

@@ -3,7 +3,7 @@
 from errno import EACCES, EADDRINUSE
 from socket import AI_PASSIVE, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, getaddrinfo, socket
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 
 def bound(host: str, port: int, *, options: str = "") -> socket:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.routing import Router as PathRouter
 
 import inlay
-from inlay.errors import InlayError, NotFoundError
+from inlay.base.errors import InlayError, NotFoundError
 from inlay.http import openapi
 from inlay.http.asgi import Message, Receive, Scope, Send
 from inlay.http.bodies.accounting import Reservation

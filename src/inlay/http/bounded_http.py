@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from inlay import liveness
-from inlay.errors import InlayError, InvalidRequestError
-from inlay.http.bodies.connection import Connection
+from inlay.base import liveness
+from inlay.base.errors import InlayError, InvalidRequestError
+from inlay.http.bodies.connection import HttpConnection
 from inlay.http.errors import error_json
 
 MAX_HEAD = 64 * 1024
@@ -68,7 +68,7 @@ LONG_TARGET = f"the path with its query is over the limit of {MAX_TARGET} bytes"
 """Messages of `HeadTooLargeError`."""
 
 
-class BoundedHttp(Connection):
+class BoundedHttp(HttpConnection):
     """uvicorn's protocol with limits on what comes, and on the time of clients that do not read.
 
     uvicorn has none for heads, pieces of bodies, trailers, pipelining and half-open connections,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_orig
 
 import msgspec
 
-from inlay.errors import (
+from inlay.base.errors import (
     AuthenticationError,
     EngineError,
     ErrorBody,

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 import inlay
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.base.errors import InvalidRequestError, OverloadedError
 from inlay.http.metrics import requests as metrics
 from inlay.http.metrics.engine_health import combined_status, health_of
 from inlay.http.request_scope import shutting_down
 from inlay.http.server import Call
+from inlay.messages.card import ModelCard
 from inlay.router.router import ASLEEP_RETRY_AFTER
 
 _TEXT = (b"content-type", metrics.CONTENT_TYPE)

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from inlay.fields import fields_of
 from inlay.http.bodies.multipart import MULTIPART
 from inlay.http.errors import OPENAI, ErrorForm
+from inlay.messages.fields import fields_of
 
 _REF = "#/components/schemas/{name}"
 

@@ -6,7 +6,7 @@ from importlib import resources
 
 import inlay
 from inlay import web
-from inlay.errors import NotFoundError
+from inlay.base.errors import NotFoundError
 from inlay.http.server import Call
 
 _POLICY = (

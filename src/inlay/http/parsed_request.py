@@ -10,8 +10,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from inlay import liveness
-from inlay.errors import BodyTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
+from inlay.base import liveness
+from inlay.base.errors import BodyTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
 from inlay.http.bodies import base64_extractor as lift
 from inlay.http.bodies.accounting import RequestMemory
 from inlay.http.bodies.base64_extractor import Base64Extractor, ExtractedBody, Parsed
@@ -22,7 +22,7 @@ from inlay.http.bodies.multipart import MULTIPART, Form
 from inlay.http.errors import BodyTimeoutError, ClientGone, from_parser
 from inlay.http.server import JSON, Call
 from inlay.http.settings import FrontendSettings
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.tensors import ReadLimits
 
 MIN_RATE = 64 * 1024
@@ -165,7 +165,7 @@ async def parse(
 ) -> Parsed[T]:
     """Parse a body, in a thread if it is large. Arguments and errors as `parse_body`."""
     limits = call.server.limits.any
-    return await call.server.prepare(
+    return await call.server.run_prepared(
         body.parsed_size if isinstance(body, ExtractedBody) else len(body),
         parse_body,
         body,

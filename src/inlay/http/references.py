@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError, NotFoundError
+from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.http.bodies.embeds import Embeddings, TensorSource, check_source
 from inlay.http.bodies.media import MediaItems, MediaSource, fetched, is_own, spec_for
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Call, Server
 from inlay.media.video import Encode
-from inlay.prompt import Buffer, Rows
+from inlay.messages.card import ModelCard
+from inlay.messages.prompt import Buffer, Rows
 from inlay.store import StoredPrompt, StoredPrompts
 from inlay.tensors.tensor import quoted
 

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
 from inlay.http.errors import ClientGone
 from inlay.http.server import Call
 from inlay.telemetry.logs import log_fields

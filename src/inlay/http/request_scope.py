@@ -9,7 +9,7 @@ import asyncio
 from types import TracebackType
 from typing import NamedTuple
 
-from inlay.errors import InlayError, OverloadedError
+from inlay.base.errors import InlayError, OverloadedError
 from inlay.http.asgi import Receive
 from inlay.http.callers.clients import RETRY_AFTER
 from inlay.http.errors import ClientGone
@@ -57,7 +57,7 @@ class RequestScope:
 
     async def __aenter__(self) -> "RequestScope":
         self._task = asyncio.current_task()
-        self._inflight.lines.add(self)
+        self._inflight.open_scopes.add(self)
         self._watcher = asyncio.create_task(self._watch())
         if self._deadline is not None:
             seconds, error = self._deadline
@@ -70,7 +70,7 @@ class RequestScope:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._inflight.lines.discard(self)
+        self._inflight.open_scopes.discard(self)
         task, self._task = self._task, None
         if self._watcher is not None:
             self._watcher.cancel()
@@ -88,14 +88,14 @@ class Inflight:
     Attributes:
         count: number of admitted requests.
         draining: True if no new requests are admitted.
-        lines: scopes of the generating requests.
+        open_scopes: scopes of the generating requests.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.count = 0
         self.draining = False
-        self.lines: set[RequestScope] = set()
+        self.open_scopes: set[RequestScope] = set()
 
     def __enter__(self) -> "Inflight":
         """Admit a request. Raises `OverloadedError` if there are too many or the server drains."""
@@ -115,7 +115,7 @@ class Inflight:
 
     def end_all(self) -> None:
         """End every generating request with the error of `shutting_down`."""
-        for line in list(self.lines):
+        for line in list(self.open_scopes):
             line.end(shutting_down())
 
 

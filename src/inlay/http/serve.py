@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 import uvicorn
 
-from inlay import liveness
+from inlay.base import liveness
+from inlay.base.pace import set_switch_interval
 from inlay.http import uvicorn_inside
 from inlay.http.address import bound
 from inlay.http.app import App
@@ -24,7 +25,6 @@ from inlay.http.listener import Listener
 from inlay.http.references import sweep
 from inlay.http.settings import FrontendSettings
 from inlay.http.tls import Tls
-from inlay.pace import set_switch_interval
 from inlay.render.template import read_template
 
 _log = logging.getLogger(__name__)

@@ -17,13 +17,14 @@ from urllib.parse import parse_qs
 import msgspec
 from prometheus_client.core import Metric
 
-from inlay.card import ModelCard
-from inlay.digest import Secret
-from inlay.embedding.cache import ResultCache
-from inlay.errors import (
+from inlay.base.errors import (
     DeadlineExceededError,
     InvalidRequestError,
 )
+from inlay.base.pace import lending, mark_background, while_wanted
+from inlay.base.single_flight import Paced
+from inlay.base.slots import Slots
+from inlay.embedding.cache import ResultCache
 from inlay.extension import TaskSpec, extensions
 from inlay.http.asgi import Headers, Receive, Scope, Send
 from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits, RequestMemory, Reservation
@@ -46,15 +47,14 @@ from inlay.http.request_scope import Deadline, Inflight
 from inlay.http.settings import FrontendSettings
 from inlay.http.tables import Tables
 from inlay.media.fetch import Fetcher
-from inlay.pace import lending, mark_background, while_wanted
-from inlay.prompt import Prompt
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt
+from inlay.messages.request import Input, Params, Request, Task
 from inlay.render.renderer import Renderers
-from inlay.request import Input, Params, Request, Task
 from inlay.router import Router, ServedModel
-from inlay.single_flight import Paced
 from inlay.store import LocalStoredPrompts, PromptStore, StoredPrompts
 from inlay.telemetry import Span, Tracing
-from inlay.turns import Turns
 
 OFFLOAD_BYTES = 16 * 1024
 """Bytes of a body from which it is parsed and prepared off the event loop.
@@ -162,7 +162,7 @@ class Server:
         self.tables = Tables(router.paths)
         # One client alone has half of them, and whoever comes next finds one at once.
         threads = 2 * min(4, os.cpu_count() or 1)
-        self._turns = Turns(threads)
+        self._turns = Slots(threads)
         self._inline_until = 0.0
         self._pool = ThreadPoolExecutor(
             threads,
@@ -226,7 +226,7 @@ class Server:
         shared = self.router.room(num_bytes) if num_bytes >= OFFLOAD_BYTES else None
         return private(num_bytes) if shared is None else shared
 
-    async def prepare(
+    async def run_prepared(
         self, size: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Run `function`, CPU work on `size` bytes of a request, in a thread if it is large.
@@ -262,7 +262,7 @@ class Server:
             finally:
                 if work.done():
                     # With its error it would hold this frame, and all that the request took.
-                    place.busy.clear()
+                    place.pending.clear()
                 del work
 
     def close(self) -> None:
@@ -317,7 +317,7 @@ class Call:
         route: path of its route as the description has it, once that is known.
         timeout: seconds it may take in all, or None.
         began: `time.perf_counter` at its arrival.
-        clock: ends the call when its time is up, until `take_clock`.
+        clock: ends the call when its time is up, until `detach_deadline`.
         body_read: True if nothing of the body is left on the connection.
         quiet: True for probes and metrics, which are logged at level DEBUG.
         times: its measurements, once they have begun.
@@ -444,7 +444,7 @@ class Call:
         """Return the error of a request whose time is up."""
         return DeadlineExceededError(f"the request took longer than its {self.timeout or 0:g} s")
 
-    def take_clock(self) -> "Deadline | None":
+    def detach_deadline(self) -> "Deadline | None":
         """Return the deadline and stop the call's own clock; the caller enforces it from now on."""
         left = self.remaining
         if left is None:
@@ -481,7 +481,7 @@ class Call:
 
     async def prepared_json(self, size: int, make: Callable[[], msgspec.Struct]) -> None:
         """Answer with the result of `make` as JSON, made in a thread if `size` bytes are many."""
-        await self.bytes(await self.server.prepare(size, lambda: _encode(make())), JSON_HEADER)
+        await self.bytes(await self.server.run_prepared(size, lambda: _encode(make())), JSON_HEADER)
 
     async def bytes(
         self,

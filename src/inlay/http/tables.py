@@ -11,9 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from inlay.card import ModelCard
-from inlay.errors import EngineError, InlayError
-from inlay.pace import mark_background
+from inlay.base.errors import EngineError, InlayError
+from inlay.base.pace import mark_background
+from inlay.messages.card import ModelCard
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import EmbeddingTable, spread
 

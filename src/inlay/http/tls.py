@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.settings import FrontendSettings
 
 _log = logging.getLogger(__name__)

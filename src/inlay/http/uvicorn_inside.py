@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 TESTED = "0.54"
 """The minor release that these were read in; pyproject.toml allows no other."""

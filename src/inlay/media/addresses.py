@@ -15,7 +15,7 @@ from ipaddress import (
 )
 from typing import TypeAlias
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network

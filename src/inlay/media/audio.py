@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.geometry import Layout, layout_of
 from inlay.media.malformed import malformed, unpack
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 
 _malformed, _unpack = partial(malformed, "audio"), partial(unpack, "audio")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.malformed import malformed, shown_tag, unpack
 
 _malformed, _unpack = partial(malformed, "a video"), partial(unpack, "a video")

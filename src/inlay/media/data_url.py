@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pybase64
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.frames import pack_frames
 from inlay.media.sampling import FPS
 

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pybase64
 
-from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.base.errors import EmbeddingsError, InvalidRequestError
 from inlay.media.audio import AudioChunks, AudioFrames, AudioGeometry
 from inlay.media.geometry import AnyResolution, FixedSize, Grid, Layout, PatchGrid, layout_of
 from inlay.media.image import read_image_header
 from inlay.media.positions import grid_field, line_field
 from inlay.media.spec import Detail, ImageGeometry, Kind, MediaSpec, layout
 from inlay.media.tiles import Canvas, Chunks, Lines, Split
-from inlay.prompt import DTYPE_SIZES, Buffer, Field, Media, Rows, Segment, Tokens
+from inlay.messages.prompt import DTYPE_SIZES, Buffer, Field, Media, Rows, Segment, Tokens
 from inlay.tensors import Tensor, to_rows
 from inlay.tensors.integers import MAX_BYTES, read_integers
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.audio import AudioChunks, AudioFrames
 from inlay.media.geometry import MAX_PIXELS, PatchGrid
 from inlay.media.image_families import IMAGE_FAMILIES, area_of, placeholder_of, qwen_vl

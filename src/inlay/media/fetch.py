@@ -31,17 +31,17 @@ from urllib.parse import unquote, urljoin, urlsplit
 import httptools
 import msgspec
 
-from inlay.errors import (
+from inlay.base.errors import (
     BodyTooLargeError,
     InlayError,
     InvalidRequestError,
     OverloadedError,
     RateLimitedError,
 )
+from inlay.base.single_flight import shielded
+from inlay.base.slots import Slot, Slots
 from inlay.media.addresses import Network, address_of, is_public, networks
 from inlay.media.data_url import decode_data_url
-from inlay.single_flight import shielded
-from inlay.turns import Place, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class Fetcher:
         self._resolvers = ThreadPoolExecutor(settings.places, "inlay-resolver")
         self._resolve = resolve or self._resolved
         self._context = context
-        self._turns = Turns(settings.places)
+        self._turns = Slots(settings.places)
 
     async def fetch(self, url: str, *, hold: Hold = _nothing, client: Hashable = None) -> bytes:
         """The bytes that a URL names.
@@ -221,7 +221,7 @@ class Fetcher:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return _Target(scheme, host, port or _PORTS[scheme], path)
 
-    async def _follow(self, target: _Target, hold: Hold, place: Place) -> bytes:
+    async def _follow(self, target: _Target, hold: Hold, place: Slot) -> bytes:
         for _ in range(self._settings.redirects + 1):
             answer = await self._get(target, hold, place)
             if answer.status == 200:
@@ -233,7 +233,7 @@ class Fetcher:
             target = self._parse(urljoin(here, location[:_MAX_URL]).partition("#")[0])
         raise _RefusedError("too many redirections")
 
-    async def _addresses(self, target: _Target, place: Place) -> list[str]:
+    async def _addresses(self, target: _Target, place: Slot) -> list[str]:
         """Checked addresses of a host, to be dialled as they are."""
         found = [target.host]
         if not address_of(target.host):
@@ -262,7 +262,7 @@ class Fetcher:
         """End the threads once they have resolved what they are at."""
         self._resolvers.shutdown(wait=False, cancel_futures=True)
 
-    async def _get(self, target: _Target, hold: Hold, place: Place) -> "_Answer":
+    async def _get(self, target: _Target, hold: Hold, place: Slot) -> "_Answer":
         reader, writer = await self._connect(target, place)
         try:
             writer.write(
@@ -283,7 +283,7 @@ class Fetcher:
             writer.transport.abort()
 
     async def _connect(
-        self, target: _Target, place: Place
+        self, target: _Target, place: Slot
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         context: ssl.SSLContext | None = None
         if target.scheme == "https":

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from inlay import extras
-from inlay.errors import InvalidRequestError
+from inlay.base import extras
+from inlay.base.errors import InvalidRequestError
 from inlay.media.containers import Container, read_container
 from inlay.media.image import GifBlocks, read_image_header
 from inlay.media.malformed import malformed

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Tokens
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Tokens
 
 MAX_PIXELS = 40_000_000
 """Default bound of an image's pixels, as it comes and while it is resized."""

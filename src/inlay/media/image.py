@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.geometry import MAX_PIXELS
 from inlay.media.jpeg import jpeg_pixels, read_jpeg
 from inlay.media.malformed import malformed, shown_tag, unpack

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.geometry import AnyResolution, FixedSize, PatchGrid
 from inlay.media.model_files import ModelFiles, Section
 from inlay.media.spec import ImageGeometry, MediaSpec, Placeholder

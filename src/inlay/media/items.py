@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from inlay.digest import Secret, media_digest
 from inlay.media.audio import MAX_SECONDS, read_audio_header
 from inlay.media.geometry import Layout
 from inlay.media.image import read_image_header
@@ -17,7 +16,8 @@ from inlay.media.spec import (
     video_layout,
 )
 from inlay.media.video import Encode
-from inlay.prompt import Buffer, Segment
+from inlay.messages.digest import Secret, media_digest
+from inlay.messages.prompt import Buffer, Segment
 
 
 class Item(NamedTuple):

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import yield_gil
 from inlay.media.geometry import MAX_PIXELS
 from inlay.media.malformed import malformed, unpack
-from inlay.pace import yield_gil
 
 _malformed = partial(malformed, "an image", "JPEG")
 _unpack = partial(unpack, "an image", "JPEG")

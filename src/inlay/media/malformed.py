@@ -3,7 +3,7 @@
 import struct
 from typing import Any
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 
 def unpack(thing: str, format_: str, layout: str, view: memoryview, at: int = 0) -> tuple[Any, ...]:

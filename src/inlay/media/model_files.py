@@ -9,7 +9,7 @@ from typing import Any
 from blake3 import blake3
 from tokenizers import Tokenizer
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.tensors.table import thinker_config
 
 _MAX_BYTES = 64 * 2**20

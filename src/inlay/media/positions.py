@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer, Field, Media, Prompt, Rows
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows
 
 Positions: TypeAlias = npt.NDArray[np.int32]
 """(3, positions): time, height, width."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Buffer
 
 _UNKNOWN = 0xFFFFFFFF
 """Length in the header of a WAV file that is sent while it is made."""

@@ -5,13 +5,13 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.audio import AudioGeometry, AudioHeader
 from inlay.media.frames import VideoHeader, read_video_header
 from inlay.media.geometry import MAX_PIXELS, AnyResolution, FixedSize, Layout, PatchGrid
 from inlay.media.tiles import Canvas, Chunks, Lines, Pooled, Split
 from inlay.media.video import Encode, FrameGrid, VideoLayout
-from inlay.prompt import Buffer, Media, Segment, Tokens
+from inlay.messages.prompt import Buffer, Media, Segment, Tokens
 
 Kind: TypeAlias = Literal["image", "audio", "video"]
 """Kinds of media."""
@@ -231,7 +231,7 @@ def media_segments(
 
     Args:
         laid: its layout.
-        digest: `inlay.digest.media_digest` of it.
+        digest: `inlay.messages.digest.media_digest` of it.
         data: its bytes; the first run has them.
         kind: of the item.
         detail: what `laid` was made with.

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.geometry import LOW_SIDE, Layout, Part, layout_of
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 
 _single = struct.Struct("<f")
 

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.media.geometry import Layout, Part, fit, layout_of
 from inlay.media.sampling import Sampling
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
 """Token ids of a text that stands between special tokens."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Segment
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Segment
 from inlay.render.arguments import read_arguments
 from inlay.render.marks import PlaceholderMarks
 from inlay.render.template import ChatTemplate, Reads

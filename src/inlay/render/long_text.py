@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
-from inlay.errors import InvalidRequestError
-from inlay.limits import check_length
-from inlay.pace import reserved, yield_gil
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import reserved, yield_gil
+from inlay.messages.limits import check_length
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
 """Returns the ids of a text, without special tokens around it."""
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 
 def memory_for(*texts: str) -> AbstractContextManager[None]:
-    """Reserve, for a block, the memory of tokenizing `texts` at once; as `inlay.pace.reserved`."""
+    """Reserve the memory of tokenizing `texts` at once, as `inlay.base.pace.reserved`."""
     return reserved(MEMORY_OF_A_CHARACTER * sum(map(len, texts)))
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 
 class PlaceholderMarks:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
-from inlay.card import ModelCard
-from inlay.errors import EngineError, InlayError, InvalidRequestError
-from inlay.prompt import Prompt, Rows, Segment, Tokens
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
+from inlay.base.single_flight import SingleFlight
+from inlay.messages.card import ModelCard
+from inlay.messages.prompt import Prompt, Rows, Segment, Tokens
 from inlay.render.conversation import NO_MEDIA, ChatMedia, template_messages
 from inlay.render.detokenizer import (
     ByteLevelDetokenizer,
@@ -31,7 +32,6 @@ from inlay.render.texts import Pair, TextEncoder
 from inlay.render.tokenizer import load_tokenizer
 from inlay.render.turns import say_after_calls
 from inlay.render.vocabulary import Vocabulary
-from inlay.single_flight import SingleFlight
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 STATE_BYTES = 512
 """Maximum bytes of one state of the automaton; there is at most one for each character."""

@@ -15,8 +15,8 @@ from jinja2.nodes import Const, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
-from inlay.errors import InvalidRequestError
-from inlay.pace import Unwanted, check_wanted
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import Unwanted, check_wanted
 from inlay.render.turns import (
     AS_IT_IS,
     CALL_ID,

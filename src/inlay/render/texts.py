@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.render.ends import End, Side, end_of, first_size, part_of
 from inlay.render.long_text import LONG, check_limit, encode_long, memory_for, pieces_of
 from inlay.render.word_pieces import WordPieces

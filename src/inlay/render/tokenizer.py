@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 
 class LoadedTokenizer(NamedTuple):

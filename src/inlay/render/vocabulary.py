@@ -8,7 +8,7 @@ from hashlib import blake2b
 import msgspec
 from tokenizers import Tokenizer
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 _MAX_ID = 2**32
 

@@ -39,7 +39,7 @@ Invariants:
 
 from typing import TYPE_CHECKING
 
-from inlay.lazy import exported
+from inlay.base.lazy import exported
 
 if TYPE_CHECKING:
     from inlay.router.fleet import ServedModel

@@ -6,8 +6,8 @@ from collections.abc import Collection, Hashable
 from itertools import count
 from typing import Generic, TypeVar
 
-from inlay.errors import OverloadedError, RateLimitedError
-from inlay.fair_queue import FairQueue
+from inlay.base.errors import OverloadedError, RateLimitedError
+from inlay.base.fair_queue import FairQueue
 
 L = TypeVar("L", bound=Hashable)
 P = TypeVar("P")

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from inlay.card import Address, ModelCard
-from inlay.request import PAGES, Source
+from inlay.messages.card import Address, ModelCard
+from inlay.messages.request import PAGES, Source
 from inlay.router import terms
 from inlay.router.index import Keys
 from inlay.router.snapshot import EncodeWorker, Positions, Snapshot

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from inlay.card import ModelCard
-from inlay.digest import Secret
-from inlay.errors import InlayError, OverloadedError
-from inlay.prompt import Media, Prompt
-from inlay.request import Diffusion, Request, Task
+from inlay.base.errors import InlayError, OverloadedError
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Media, Prompt
+from inlay.messages.request import Diffusion, Request, Task
+from inlay.messages.routing import routing_chain
 from inlay.router.admission_queue import AdmissionQueue, Ticket
 from inlay.router.decide import Ask, Refuse, Wait, decide
 from inlay.router.fleet import Fleet
@@ -20,7 +21,6 @@ from inlay.router.resume import ResumingStream
 from inlay.router.sending import GoneError, Order, Sender, Sent, Started, cancel
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool, PoolKey
-from inlay.routing import routing_chain
 from inlay.transport.api import Worker
 
 _LONG = 8192

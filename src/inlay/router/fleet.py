@@ -8,11 +8,12 @@ from contextlib import suppress
 from operator import is_
 from random import Random
 
-from inlay import liveness
-from inlay.card import Adapter, ModelCard
-from inlay.errors import NotFoundError, OverloadedError
+from inlay.base import liveness
+from inlay.base.errors import NotFoundError, OverloadedError
 from inlay.extension import parts
-from inlay.request import Task
+from inlay.messages.card import Adapter, ModelCard
+from inlay.messages.request import Task
+from inlay.messages.routing import RoutingFeed, WorkerLoad
 from inlay.router.fleet_part import FleetPart
 from inlay.router.index import Keys
 from inlay.router.member import PoolMember
@@ -20,7 +21,6 @@ from inlay.router.peers import CacheTracker, PeerLoads
 from inlay.router.settings import RouterSettings
 from inlay.router.shares import Called, Weights, drawn, leader
 from inlay.router.snapshot import EncodeWorker, Pool, PoolKey, content_of
-from inlay.routing import RoutingFeed, WorkerLoad
 from inlay.transport.api import Announces, Plane, Worker
 
 log = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from inlay.card import ModelCard
-from inlay.errors import OverloadedError
+from inlay.base.errors import OverloadedError
+from inlay.messages.card import ModelCard
 from inlay.transport.api import Worker
 
 

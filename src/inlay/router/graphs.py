@@ -7,8 +7,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from inlay.card import ModelCard
-from inlay.errors import OverloadedError
+from inlay.base.errors import OverloadedError
+from inlay.messages.card import ModelCard
 from inlay.transport.api import Worker
 
 log = logging.getLogger(__name__)

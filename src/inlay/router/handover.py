@@ -15,11 +15,11 @@ from secrets import randbelow
 
 from msgspec.structs import replace
 
-from inlay.address import KvRoom
-from inlay.card import Address, ModelCard
-from inlay.errors import EngineError
-from inlay.request import PAGES, Request, Sampling, Source, Task
-from inlay.resuming import inexact
+from inlay.base.address import KvRoom
+from inlay.base.errors import EngineError
+from inlay.messages.card import Address, ModelCard
+from inlay.messages.request import PAGES, Request, Sampling, Source, Task
+from inlay.messages.resuming import non_resumable_features
 from inlay.transport.api import Worker
 
 _MOST_ROOMS = 2**63 - 1
@@ -41,7 +41,7 @@ def is_divisible(request: Request, card: ModelCard) -> bool:
     if card.kv_tickets:
         # Nobody has compared images and the like that travel so.
         return not request.prompt.has_rows or card.media is None
-    return not inexact(request, card)
+    return not non_resumable_features(request, card)
 
 
 def first_part(request: Request, card: ModelCard) -> Request:

@@ -146,8 +146,8 @@ class KvIndex:
     """A map of block keys to sets of holders, of which most blocks have one and few have many.
 
     A holder is a number: whatever caches blocks, or is thought to. As a key names its whole prefix
-    (`inlay.routing`), no tree is needed: what a holder has of a prompt is how many of the chain's
-    keys, from the first on, it holds.
+    (`inlay.messages.routing`), no tree is needed: what a holder has of a prompt is how many of the
+    chain's keys, from the first on, it holds.
 
     Equal sets are kept once and blocks have the numbers of theirs, so forgetting a holder is
     forgetting its bit: `drop` takes the same time whatever was held. What is forgotten is gone from

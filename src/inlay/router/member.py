@@ -5,10 +5,10 @@ import math
 import numpy as np
 from blake3 import blake3
 
-from inlay.card import ModelCard
-from inlay.digest import BLOCK_SIZE
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import BLOCK_SIZE
+from inlay.messages.routing import WorkerLoad
 from inlay.router.index import Keys, KvIndex
-from inlay.routing import WorkerLoad
 from inlay.transport.api import Worker
 
 BRIDGED_SECONDS = 10.0

@@ -7,11 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from inlay.errors import InlayError
-from inlay.router.index import Keys, keys_of
-from inlay.router.member import MAX_TIERS, PoolMember, TierHolding
-from inlay.router.snapshot import Pool
-from inlay.routing import (
+from inlay.base.errors import InlayError
+from inlay.messages.routing import (
     KEY_SIZE,
     Cleared,
     FrontendLoad,
@@ -21,6 +18,9 @@ from inlay.routing import (
     Stored,
     WorkerLoad,
 )
+from inlay.router.index import Keys, keys_of
+from inlay.router.member import MAX_TIERS, PoolMember, TierHolding
+from inlay.router.snapshot import Pool
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,8 @@ from typing import Protocol
 
 import msgspec
 
-from inlay import liveness
-from inlay.card import ModelCard
-from inlay.edges import NONE_WANTED, Fetch, Lease
-from inlay.errors import (
+from inlay.base import liveness
+from inlay.base.errors import (
     OUT_OF_MEMORY,
     DeadlineExceededError,
     EngineError,
@@ -25,9 +23,11 @@ from inlay.errors import (
     NotFoundError,
     OverloadedError,
 )
-from inlay.outputs import coalesce, drop_known, trim_to_offset
-from inlay.request import Output, PromptLogprobs, Request, Sampling, Task, Usage
-from inlay.resuming import behind, inexact
+from inlay.messages.card import ModelCard
+from inlay.messages.edges import NONE_WANTED, Fetch, PayloadLease
+from inlay.messages.outputs import coalesce, drop_known, trim_to_offset
+from inlay.messages.request import Output, PromptLogprobs, Request, Sampling, Task, Usage
+from inlay.messages.resuming import non_resumable_features, remaining_request
 from inlay.router.handover import with_partners
 from inlay.router.sending import GivenUpError, Handover, Sent
 from inlay.transport.api import Worker
@@ -121,18 +121,18 @@ class ResumingStream:
             self._stop_prefetch()
             self._end_handover()
 
-    def offer(self, take: TakeOutput | None) -> None:
+    def set_inline_reader(self, take: TakeOutput | None) -> None:
         """Offer outputs with nothing but the next ids to `take`, while the reader waits for some.
 
         The reader gets the rest, and each attempt's first. None ends it: who holds whom is a cycle.
         """
         self._take = take
         if take is None:
-            self._offer(None)
+            self._set_inline_reader(None)
 
-    def _offer(self, take: TakeOutput | None) -> None:
+    def _set_inline_reader(self, take: TakeOutput | None) -> None:
         if isinstance(self._outputs, OutputQueue):
-            self._outputs.offer(take)
+            self._outputs.set_inline_reader(take)
 
     def _stop_prefetch(self) -> None:
         """Stop what brings the prompt's pages to where it was to go on: that one has begun, too."""
@@ -144,7 +144,7 @@ class ResumingStream:
         """Have a request whose payloads are kept made again, by another worker if there is one."""
         self._sent.cancel()
 
-    def forgo(self, lease: Lease | None) -> None:
+    def stop_holding(self, lease: PayloadLease | None) -> None:
         """Have the request keep no payloads for other stages from here on: nobody reads them.
 
         Args:
@@ -190,7 +190,7 @@ class ResumingStream:
                         self._stop_prefetch()
                     sent.load.take(outputs)
                     if self._take is not None and isinstance(self._outputs, OutputQueue):
-                        self._outputs.offer(self._take_next)
+                        self._outputs.set_inline_reader(self._take_next)
                     if len(outputs) == 1 and self._is_next(outputs[0]):
                         self._shown += outputs[0].token_ids
                         self._empty_attempts = 0
@@ -313,7 +313,7 @@ class ResumingStream:
         most = self._first.attempt + MAX_ATTEMPTS
         if self._empty_attempts >= MAX_EMPTY_ATTEMPTS or attempt >= most:
             raise error
-        lacking = inexact(self._first, self._sent.card) if self._has_shown else []
+        lacking = non_resumable_features(self._first, self._sent.card) if self._has_shown else []
         if lacking:
             raise OverloadedError(
                 "the worker is gone in the middle of the answer, and its engine "
@@ -350,7 +350,7 @@ class ResumingStream:
     ) -> None:
         """Send what is left to one of some workers. Raises `OverloadedError` if they are gone."""
         self._request = msgspec.structs.replace(
-            behind(self._first, self._given),
+            remaining_request(self._first, self._given),
             attempt=attempt,
             prior_output=tuple(self._shown),
             deadline=self._remaining(),
@@ -358,7 +358,7 @@ class ResumingStream:
         )
         self._sent = self._sender.send_again(workers, self._request, holder)
         self.worker = self._sent.worker.id
-        self._offer(None)
+        self._set_inline_reader(None)
         self._outputs, self._failure = aiter(self._sent.stream), None
 
     async def _hand_over(self) -> None:
@@ -433,4 +433,4 @@ class ResumingStream:
             return True
         mine = self._sent.card
         same = card.engine == mine.engine and card.engine_version == mine.engine_version
-        return same and not inexact(self._first, card)
+        return same and not non_resumable_features(self._first, card)

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import Random
 
-from inlay.card import Adapter, ModelCard
-from inlay.digest import Secret
-from inlay.errors import InlayError, OverloadedError
-from inlay.request import Request, Task
+from inlay.base.errors import InlayError, OverloadedError
+from inlay.messages.card import Adapter, ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.request import Request, Task
+from inlay.messages.routing import WorkerLoad
 from inlay.router.decide import Refuse
 from inlay.router.dispatcher import Dispatcher
 from inlay.router.fleet import Catalog, Fleet, ServedModel
-from inlay.router.places import Places
 from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings
 from inlay.router.shares import Weights
-from inlay.routing import WorkerLoad
+from inlay.router.stage_slots import StageSlots
 from inlay.transport.api import Announces, Drains, Plane, Reaches, RecordsAdapters, Worker
 
 ASLEEP_RETRY_AFTER = 5.0
@@ -56,7 +56,7 @@ class Router:
         self._catalog = Catalog(
             self._fleet.workers, self._reasons, clock, announced, self._fleet.missing
         )
-        self._places = Places(settings.router_queue_size)
+        self._places = StageSlots(settings.router_queue_size)
         self._dispatcher = Dispatcher(
             self._fleet, self._equivalent_workers, self._refusal, settings, secret, clock
         )
@@ -205,7 +205,7 @@ class Router:
     def admit(self, wanted: Mapping[str, int], client: str | None) -> AbstractContextManager[None]:
         """Take places at some stages, for so many requests each, until the block ends.
 
-        These may then be sent there as `admitted`. Raises as `Places.take` and `card`.
+        These may then be sent there as `admitted`. Raises as `StageSlots.take` and `card`.
         """
         bases = [(self._catalog.base(name, Task.STAGE), count) for name, count in wanted.items()]
         counts = {base.name: count for base, count in bases}

@@ -9,10 +9,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from inlay.card import ModelCard
-from inlay.digest import BLOCK_SIZE
-from inlay.errors import KV_LOST, DeadlineExceededError, EngineError, InlayError, OverloadedError
-from inlay.request import PORTS, Output, Request, Task
+from inlay.base.errors import (
+    KV_LOST,
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    OverloadedError,
+)
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import BLOCK_SIZE
+from inlay.messages.request import PORTS, Output, Request, Task
 from inlay.router.decide import Ask, Part, Placement
 from inlay.router.fleet import Fleet
 from inlay.router.handover import first_part, prefetch_of, prompt_part, room_at

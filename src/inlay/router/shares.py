@@ -6,8 +6,8 @@ It looks at cards alone, in no order, so every frontend computes the same.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from inlay.card import ModelCard
-from inlay.request import Task
+from inlay.messages.card import ModelCard
+from inlay.messages.request import Task
 
 
 class Weights(NamedTuple):

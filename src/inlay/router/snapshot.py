@@ -11,15 +11,15 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from inlay.address import Address
-from inlay.card import ModelCard
-from inlay.digest import BLOCK_SIZE
-from inlay.request import Task
+from inlay.base.address import Address
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import BLOCK_SIZE
+from inlay.messages.request import Task
+from inlay.messages.routing import WorkerLoad
 from inlay.router.index import Keys, KvIndex
 from inlay.router.member import UNBOUNDED, PoolMember
 from inlay.router.prices import RouterPrice
 from inlay.router.settings import RouterSettings
-from inlay.routing import WorkerLoad
 from inlay.transport.api import Worker
 
 Positions: TypeAlias = npt.NDArray[np.int64]

@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from inlay.card import ModelCard
-from inlay.edges import NEWEST, Feed, Lease, Ports, Window, renamed
-from inlay.errors import (
+from inlay.base.errors import (
     LEASE_LOST,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
 )
-from inlay.request import Input, Output, Payload, Request, Usage
-from inlay.router.making import Making, Running, check
+from inlay.messages.card import ModelCard
+from inlay.messages.edges import NEWEST, Feed, PayloadLease, Ports, Window, renamed
+from inlay.messages.request import Input, Output, Payload, Request, Usage
 from inlay.router.resume import ResumingStream
 from inlay.router.router import Router
+from inlay.router.stage_result import Running, StageResult, check
 from inlay.stages.graph import Graph
 from inlay.stages.kinds import STREAMS, PortType
 
@@ -181,7 +181,7 @@ def _step(graph: Graph, name: str, streams: Mapping[PortType, Window], *, last: 
 async def walk(
     router: Router,
     steps: Sequence[Step],
-    given: Mapping[str | None, Making],
+    given: Mapping[str | None, StageResult],
     make: Callable[[str, tuple[Input, ...]], Request],
     hold: Callable[[int], None],
 ) -> AsyncGenerator[StageOutput, None]:
@@ -200,7 +200,7 @@ async def walk(
         given: what is made without the walk, by the model that makes it; None for the request
             itself.
         make: returns the request of a model from its inputs.
-        hold: reserves bytes for payloads of workers that others cannot reach, as of `Making`.
+        hold: reserves bytes for payloads of workers that others cannot reach, as of `StageResult`.
 
     Yields:
         Outputs of the last step in their order, each payload once.
@@ -239,7 +239,7 @@ class _Walk:
         self,
         router: Router,
         steps: Sequence[Step],
-        given: Mapping[str | None, Making],
+        given: Mapping[str | None, StageResult],
         make: Callable[[str, tuple[Input, ...]], Request],
         hold: Callable[[int], None],
     ) -> None:
@@ -255,7 +255,7 @@ class _Walk:
         self._sent = 0
         self._lost = 0
         self._failed_on: dict[str, set[str]] = {}
-        self._used: dict[str | None, Lease] = {}
+        self._used: dict[str | None, PayloadLease] = {}
 
     def usages(self, steps: Sequence[Step]) -> dict[str | None, Usage]:
         """Usage of each step that has ended, each counted once however often it was sent."""
@@ -314,7 +314,7 @@ class _Walk:
         feeds: list[Feed] = []
         for edge, making in zip(step.edges, makings, strict=True):
             found = await making.inputs(streamed=edge.window is not None)
-            if isinstance(found, Lease):
+            if isinstance(found, PayloadLease):
                 self._used[edge.source] = found
                 feeds.append(Feed(found, edge.ports, edge.window))
             else:
@@ -322,14 +322,14 @@ class _Walk:
                 values += [Input(name, one) for name, one in named if name is not None]
         return _Inputs(tuple(values), tuple(feeds))
 
-    async def _begun(self, model: str) -> Making:
+    async def _begun(self, model: str) -> StageResult:
         """Return what a step makes, which stays with its worker if others can reach that."""
         if model not in self._running:
             step = self._steps[model]
             stream = await self._stream(step, await self._inputs(step), hold=True)
             newest = self._window(model).newest
             # One without edges is a language model, whose further attempts go on.
-            making = Making(continues=not step.edges, newest=newest, hold=self._hold)
+            making = StageResult(continues=not step.edges, newest=newest, hold=self._hold)
             self._running[model] = Running(stream, making, partial(self._follow, step))
         return self._running[model].making
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inlay.digest import BLOCK_SIZE
+from inlay.messages.digest import BLOCK_SIZE
 from inlay.router.index import Keys
 from inlay.router.member import hash_of
 from inlay.router.snapshot import Costs, Hashes, Positions, Snapshot

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
-from inlay.speech import Speech
-from inlay.stages.kinds import KINDS, Kind, PortType
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.speech import Speech
+from inlay.stages.kinds import KINDS, PortType, StageKind
 
 MAX_STAGES = 16
 UNLIKE_TOKENIZERS = (
@@ -92,7 +92,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     speech: Speaking = Speaking()
 
     @property
-    def described(self) -> Kind:
+    def described(self) -> StageKind:
         """Its kind."""
         return KINDS[self.kind]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from inlay.edges import Window
+from inlay.messages.edges import Window
 
 
 class PortType(StrEnum):
@@ -44,7 +44,7 @@ STREAMS: Mapping[PortType, Window] = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class StageKind:
     """One kind of stage.
 
     Attributes:
@@ -68,27 +68,27 @@ _IMAGES = {"image": PortType.IMAGE, "preview": PortType.IMAGES}
 _DIFFUSERS = frozenset({"diffusers"})
 _SPEECH = frozenset({"speech"})
 
-KINDS: Mapping[str, Kind] = {
-    "generate": Kind(
+KINDS: Mapping[str, StageKind] = {
+    "generate": StageKind(
         _TEXT | _IDS | _HIDDEN,
         {"text": PortType.TEXT} | _IDS | _HIDDEN | {"states": PortType.STATES},
         "torch",
         frozenset({"torch", "vllm", "sglang", "echo"}),
     ),
-    "image": Kind(_TEXT | _EMBEDS, _IMAGES, "diffusers", _DIFFUSERS | {"vllm-omni"}),
-    "encode": Kind(_TEXT, _EMBEDS, "diffusers", _DIFFUSERS, "text_encoder"),
-    "denoise": Kind(
+    "image": StageKind(_TEXT | _EMBEDS, _IMAGES, "diffusers", _DIFFUSERS | {"vllm-omni"}),
+    "encode": StageKind(_TEXT, _EMBEDS, "diffusers", _DIFFUSERS, "text_encoder"),
+    "denoise": StageKind(
         _EMBEDS,
         {"latents": PortType.LATENTS},
         "diffusers",
         _DIFFUSERS,
         "denoiser",
     ),
-    "decode": Kind({"latents": PortType.LATENTS}, _IMAGES, "diffusers", _DIFFUSERS, "vae"),
-    "talk": Kind(
+    "decode": StageKind({"latents": PortType.LATENTS}, _IMAGES, "diffusers", _DIFFUSERS, "vae"),
+    "talk": StageKind(
         {"states": PortType.STATES}, {"codes": PortType.TOKENS}, "speech", _SPEECH, "talker"
     ),
-    "vocode": Kind(
+    "vocode": StageKind(
         {"codes": PortType.TOKENS},
         {"audio": PortType.AUDIO, "sound": PortType.PCM, "file": PortType.BLOB},
         "speech",

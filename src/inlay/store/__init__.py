@@ -30,7 +30,7 @@ Invariants:
 
 from typing import TYPE_CHECKING
 
-from inlay.lazy import exported
+from inlay.base.lazy import exported
 
 if TYPE_CHECKING:
     from inlay.store.entry import Picture, StoredPrompt, StoreStats, Target

@@ -17,8 +17,8 @@ from typing import Generic
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Buffer
 from inlay.store.entry import PAGE, StoredFile
 from inlay.store.file_format import D, DamagedFileError, FileFormat, LockedFileError
 

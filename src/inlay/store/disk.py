@@ -4,8 +4,8 @@ import logging
 import threading
 from functools import partial
 
-from inlay.errors import OverloadedError
-from inlay.prompt import Buffer
+from inlay.base.errors import OverloadedError
+from inlay.messages.prompt import Buffer
 from inlay.store.background import Background
 from inlay.store.directory import Directory, Found
 from inlay.store.entry import Description, Entry, StoredFile
@@ -55,7 +55,7 @@ class DiskTier:
         now: float,
     ) -> None:
         self._directory = directory
-        self._ledger = ledger
+        self._index = ledger
         self._lock = lock
         self._turn = threading.Lock()
         self.written = self.refused = self.locked = self.errors = 0
@@ -73,7 +73,7 @@ class DiskTier:
         """
         survey = self._directory.survey()
         self.refused = len(survey.refused)
-        trash, ttl = self._ledger.trash, self._ledger.limits.ttl
+        trash, ttl = self._index.trash, self._index.limits.ttl
         trash.extend(survey.refused)
         for file, used_at in survey.locked:
             if now >= used_at + ttl:
@@ -81,11 +81,11 @@ class DiskTier:
             else:
                 # What we cannot read still takes room.
                 self.locked += 1
-                self._ledger.set_aside(file.cost)
+                self._index.set_aside(file.cost)
         for found in sorted(survey.found, key=_pinned_then_latest):
             entry = Entry(found.description, min(found.used_at, now), pinned=found.pinned)
             expired = not found.pinned and now >= entry.used_at + ttl
-            if expired or not self._ledger.restore(entry, found.file):
+            if expired or not self._index.restore(entry, found.file):
                 trash.append(found.file)
         self._empty_trash()
 
@@ -106,19 +106,19 @@ class DiskTier:
                 if entry.gone or entry.file is not None or data is None:
                     return entry.file is not None
                 size = self._directory.cost(entry.description)
-                if not self._ledger.reserve_disk(size, entry):
+                if not self._index.reserve_disk(size, entry):
                     entry.memory_only = True
                     return False
                 used_at = entry.used_at
             file = self._write(entry, data, used_at)
             if file is None:
                 with self._lock:
-                    self._ledger.release_disk(size)
+                    self._index.release_disk(size)
                     entry.memory_only = True
                 return False
             with self._lock:
                 self.written += 1
-                self._ledger.file(entry, file, used_at)
+                self._index.file(entry, file, used_at)
             if entry.pinned:
                 self._save_pin(entry)
             self._empty_trash()
@@ -168,7 +168,7 @@ class DiskTier:
                 # memory.
                 if entry.file is file:
                     self.refused += damaged
-                    self._ledger.remove(entry)
+                    self._index.remove(entry)
             self.tidy()
 
     def delete(self, entry: Entry) -> None:
@@ -194,7 +194,7 @@ class DiskTier:
                     retry_after=RETRY_AFTER,
                 )
             with self._lock:
-                self._ledger.remove(entry)
+                self._index.remove(entry)
             self._empty_trash()
 
     def save_pin(self, entry: Entry) -> None:
@@ -221,7 +221,7 @@ class DiskTier:
         Called under the index's lock.
         """
         behind = entry.used_at - entry.saved_use
-        if entry.file is not None and behind > self._ledger.limits.ttl / NOTES_PER_TTL:
+        if entry.file is not None and behind > self._index.limits.ttl / NOTES_PER_TTL:
             entry.saved_use = entry.used_at
             self._background.submit(partial(self._save_use, entry))
 
@@ -237,7 +237,7 @@ class DiskTier:
 
     def tidy(self) -> None:
         """Schedule the removal of files that the index has dropped."""
-        if self._ledger.trash:
+        if self._index.trash:
             self._background.submit(self._take_turn_and_tidy)
 
     def _take_turn_and_tidy(self) -> None:
@@ -250,8 +250,8 @@ class DiskTier:
         False when some could not be, which is tried again later.
         """
         with self._lock:
-            files = list(self._ledger.trash)
-            self._ledger.trash.clear()
+            files = list(self._index.trash)
+            self._index.trash.clear()
         stuck = []
         for file in files:
             try:
@@ -260,7 +260,7 @@ class DiskTier:
                 self._note_error(file.name, error)
                 stuck.append(file)
         with self._lock:
-            self._ledger.trash.extend(stuck)
+            self._index.trash.extend(stuck)
         return not stuck
 
     def _note_error(self, name: str, error: OSError) -> None:
@@ -279,7 +279,7 @@ class DiskTier:
         self._background.close()
         with self._turn:
             self._empty_trash()
-            for entry in list(self._ledger.entries):
+            for entry in list(self._index.entries):
                 self._save_use(entry)
             self._directory.close()
 

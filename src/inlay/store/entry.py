@@ -5,8 +5,8 @@ from typing import Literal, TypeAlias, cast
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer, Rows
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Buffer, Rows
 from inlay.store.names import Key
 from inlay.tensors import Tensor, TensorFormat, prompts_of
 
@@ -146,7 +146,7 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         tenant: digest of the owner.
         id: `pe-...`.
-        dtype: one of `inlay.prompt.DTYPE_SIZES`; empty for an image.
+        dtype: one of `inlay.messages.prompt.DTYPE_SIZES`; empty for an image.
         shape: (num_tokens, hidden) or (batch, num_tokens, hidden); (height, width) of an image.
         format: the container it came in.
         table_id: as the container said.

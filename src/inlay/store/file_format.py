@@ -24,9 +24,9 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.store.entry import PAGE
-from inlay.store.sealing import CHUNK_BYTES, TAG_BYTES, Seal, Sealer, SealError, sealed_size
+from inlay.store.sealing import CHUNK_BYTES, TAG_BYTES, FileSealer, Seal, SealError, sealed_size
 
 MAGIC = b"inlay pe"
 VERSION = 1
@@ -92,7 +92,7 @@ class FileFormat(Generic[D]):
 
     __slots__ = ("_decoder", "_keys", "_sealer")
 
-    def __init__(self, keys: FileKeys, sealer: Sealer | None, description: type[D]) -> None:
+    def __init__(self, keys: FileKeys, sealer: FileSealer | None, description: type[D]) -> None:
         self._keys = keys
         self._sealer = sealer
         self._decoder = msgspec.msgpack.Decoder(description)

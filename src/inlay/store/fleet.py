@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from inlay import liveness
-from inlay.digest import Secret
-from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError
-from inlay.prompt import Buffer, Rows
-from inlay.single_flight import SingleFlight, shielded
+from inlay.base import liveness
+from inlay.base.errors import BodyTooLargeError, NotFoundError, OverloadedError
+from inlay.base.single_flight import SingleFlight, shielded
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Rows
 from inlay.store.entry import (
     Content,
     Description,
@@ -31,7 +31,7 @@ from inlay.store.index import LONGEST_WAIT, TENANT_FLAG
 from inlay.store.names import Key, Names
 from inlay.store.prompts import Threads, nothing
 from inlay.store.reaper import PERIOD_SECONDS, Reaper
-from inlay.store.sealing import Sealer
+from inlay.store.sealing import FileSealer
 from inlay.store.shared import (
     Record,
     Shared,
@@ -85,7 +85,7 @@ class FleetStore:
     ) -> None:
         self._names = Names(secret)
         self._format = FileFormat(
-            self._names, None if encryption_key is None else Sealer(encryption_key), Description
+            self._names, None if encryption_key is None else FileSealer(encryption_key), Description
         )
         self._shared = shared
         self._local = local

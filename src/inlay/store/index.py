@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from inlay.errors import BodyTooLargeError, OverloadedError, RateLimitedError
-from inlay.prompt import Buffer, Rows
+from inlay.base.errors import BodyTooLargeError, OverloadedError, RateLimitedError
+from inlay.messages.prompt import Buffer, Rows
 from inlay.store.entry import Entry, StoredFile, Target, cost
 from inlay.store.names import Key
 

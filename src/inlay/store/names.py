@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from blake3 import blake3
 
-from inlay.digest import Secret
-from inlay.prompt import Buffer
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
 
 ID_PREFIX = "pe-"
 ID_DIGEST_SIZE = 20

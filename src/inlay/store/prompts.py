@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Protocol, TypeVar
 
-from inlay.pace import mark_background
-from inlay.prompt import Buffer, Rows
+from inlay.base.pace import mark_background
+from inlay.messages.prompt import Buffer, Rows
 from inlay.store.entry import Content, StoredPrompt, StoreStats, Target
 from inlay.store.store import PromptStore
 

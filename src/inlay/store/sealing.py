@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from blake3 import blake3
 
-from inlay import extras
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer
+from inlay.base import extras
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Buffer
 
 TAG_BYTES = 16
 CHUNK_BYTES = 1024 * 1024
@@ -28,7 +28,7 @@ class SealError(Exception):
     """Bytes that this key did not seal, or that have changed since."""
 
 
-class Sealer:
+class FileSealer:
     """Makes the seal of each file from one key.
 
     Attributes:

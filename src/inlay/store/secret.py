@@ -9,8 +9,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from inlay.digest import Secret
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.digest import Secret
 
 KEY_BYTES = 32
 SECRET_NAME = "secret"

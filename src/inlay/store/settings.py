@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from inlay.digest import Secret
+    from inlay.messages.digest import Secret
     from inlay.store.fleet import FleetStore
     from inlay.store.shared import Shared
     from inlay.store.store import PromptStore

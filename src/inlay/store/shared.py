@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol
 
 import msgspec
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.store.entry import Description, StoredPrompt
 from inlay.store.file_format import FileFormat
 from inlay.store.names import Key

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from inlay.errors import OverloadedError, RateLimitedError
+from inlay.base.errors import OverloadedError, RateLimitedError
 from inlay.store.entry import Description, cost
 from inlay.store.index import LONGEST_WAIT, TENANT_FLAG
 from inlay.store.names import Key

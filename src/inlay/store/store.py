@@ -8,16 +8,16 @@ from pathlib import Path
 
 import msgspec
 
-from inlay.digest import Secret, row_digests
-from inlay.errors import (
+from inlay.base.errors import (
     BodyTooLargeError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
     RateLimitedError,
 )
-from inlay.prompt import Buffer, Rows
-from inlay.single_flight import ThreadSingleFlight
+from inlay.base.single_flight import ThreadSingleFlight
+from inlay.messages.digest import Secret, row_digests
+from inlay.messages.prompt import Buffer, Rows
 from inlay.store.directory import Directory
 from inlay.store.disk import DiskTier
 from inlay.store.entry import (
@@ -33,8 +33,8 @@ from inlay.store.entry import (
 from inlay.store.file_format import FileFormat
 from inlay.store.index import Limits, StoreIndex
 from inlay.store.names import Key, Names
-from inlay.store.sealing import Sealer
-from inlay.store.tiers import Tiers
+from inlay.store.sealing import FileSealer
+from inlay.store.tiers import StoreTiers
 from inlay.tensors import Tensor, prompts_of, to_rows
 from inlay.tensors.tensor import quoted
 
@@ -106,7 +106,7 @@ class PromptStore:
         self._files: ThreadSingleFlight[Entry, Buffer] = ThreadSingleFlight()
         self._closed = False
         self._hits = self._loads = self._misses = 0
-        self._ledger = StoreIndex(
+        self._index = StoreIndex(
             Limits(
                 memory_bytes=memory_bytes,
                 disk_bytes=disk_bytes,
@@ -116,11 +116,11 @@ class PromptStore:
             )
         )
         self._disk: DiskTier | None = None
-        sealer = None if encryption_key is None else Sealer(encryption_key)
+        sealer = None if encryption_key is None else FileSealer(encryption_key)
         if directory is not None:
             files = Directory(directory, FileFormat(self._names, sealer, Description))
-            self._disk = DiskTier(files, self._ledger, self._lock, clock())
-        self._tiers = Tiers(self._ledger, self._disk, self._lock)
+            self._disk = DiskTier(files, self._index, self._lock, clock())
+        self._tiers = StoreTiers(self._index, self._disk, self._lock)
 
     # Upload
 
@@ -169,18 +169,18 @@ class PromptStore:
         with self._lock:
             self._check_open()
             now = self._clock()
-            self._ledger.expire(now)
-            entry = self._ledger.find(description.key, now)
+            self._index.expire(now)
+            entry = self._index.find(description.key, now)
             if entry is not None:
                 self._touch(entry, now)
                 return entry
-            self._ledger.admit(description.tenant, description.num_bytes)
+            self._index.admit(description.tenant, description.num_bytes)
         try:
             entry = Entry(description, now)
             self._tiers.admit(entry, data, adopt)
         except BaseException:
             with self._lock:
-                self._ledger.dismiss(description.tenant, description.num_bytes)
+                self._index.dismiss(description.tenant, description.num_bytes)
             raise
         finally:
             if self._disk is not None:
@@ -244,12 +244,12 @@ class PromptStore:
     def holds(self, tenant: str, id_: str) -> bool:
         """True if a prompt is in any tier. Does not extend its TTL."""
         with self._lock:
-            return self._ledger.find(self._names.key(tenant, id_), self._clock()) is not None
+            return self._index.find(self._names.key(tenant, id_), self._clock()) is not None
 
     def names(self) -> list[Key]:
         """Keys of all prompts."""
         with self._lock:
-            return [entry.key for entry in self._ledger.entries]
+            return [entry.key for entry in self._index.entries]
 
     def ready_file(self, tenant: str, id_: str) -> Buffer | None:
         """As `file`, where no file has to be read. Else None, and nothing is touched.
@@ -304,7 +304,7 @@ class PromptStore:
 
     def _lookup(self, tenant: str, id_: str, kind: Kind | None = None) -> Entry:
         self._check_open()
-        entry = self._ledger.find(self._names.key(tenant, id_), self._clock())
+        entry = self._index.find(self._names.key(tenant, id_), self._clock())
         if entry is None:
             raise self._missing(id_)
         if kind is not None:
@@ -318,7 +318,7 @@ class PromptStore:
         return missing(id_)
 
     def _touch(self, entry: Entry, now: float) -> None:
-        self._ledger.touch(entry, now)
+        self._index.touch(entry, now)
         if self._disk is not None:
             self._disk.note_use(entry)
 
@@ -350,7 +350,7 @@ class PromptStore:
                 for rows, digest in zip(plain, digests, strict=True)
             )
         with self._lock:
-            self._ledger.remember(entry, target, data, digests, made)
+            self._index.remember(entry, target, data, digests, made)
         return made
 
     def _load(self, entry: Entry) -> Buffer:
@@ -371,7 +371,7 @@ class PromptStore:
         """
         with self._lock:
             entry = self._lookup(tenant, id_)
-            self._ledger.set_pinned(entry, pinned, self._clock())
+            self._index.set_pinned(entry, pinned, self._clock())
             told = entry.told(self._ttl)
         if self._disk is not None:
             self._disk.save_pin(entry)
@@ -391,7 +391,7 @@ class PromptStore:
     def discard(self, key: Key) -> None:
         """`delete`, by key, of a prompt that need not be there."""
         with self._lock:
-            entry = self._ledger.find(key, self._clock())
+            entry = self._index.find(key, self._clock())
         if entry is not None:
             self._remove(entry)
 
@@ -400,7 +400,7 @@ class PromptStore:
             self._disk.delete(entry)
             return
         with self._lock:
-            self._ledger.remove(entry)
+            self._index.remove(entry)
 
     def sweep(self) -> int:
         """Remove what has expired, and try again to write what could not be.
@@ -412,9 +412,9 @@ class PromptStore:
         """
         with self._lock:
             self._check_open()
-            count = self._ledger.expire(self._clock())
+            count = self._index.expire(self._clock())
             if self._disk is not None:
-                for entry in self._ledger.retry_saving():
+                for entry in self._index.retry_saving():
                     self._disk.save_later(entry)
                 self._disk.tidy()
         return count
@@ -424,15 +424,15 @@ class PromptStore:
         disk = self._disk
         with self._lock:
             return StoreStats(
-                count=len(self._ledger),
-                pinned=self._ledger.num_pinned,
-                memory_bytes=self._ledger.memory_used,
-                disk_bytes=self._ledger.disk_used,
+                count=len(self._index),
+                pinned=self._index.num_pinned,
+                memory_bytes=self._index.memory_used,
+                disk_bytes=self._index.disk_used,
                 hits=self._hits,
                 loads=self._loads,
                 misses=self._misses,
-                evictions=self._ledger.evictions,
-                expirations=self._ledger.expirations,
+                evictions=self._index.evictions,
+                expirations=self._index.expirations,
                 spills=disk.written if disk else 0,
                 refused_files=disk.refused if disk else 0,
                 locked_files=disk.locked if disk else 0,

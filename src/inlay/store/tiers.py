@@ -4,13 +4,13 @@ import threading
 
 import numpy as np
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.store.disk import DiskTier
 from inlay.store.entry import PAGE, Entry, cost
 from inlay.store.index import StoreIndex
 
 
-class Tiers:
+class StoreTiers:
     """Memory, and behind it the disk if there is one.
 
     Args:
@@ -19,10 +19,10 @@ class Tiers:
         lock: guards the index; never held during IO.
     """
 
-    __slots__ = ("_disk", "_ledger", "_lock")
+    __slots__ = ("_disk", "_index", "_lock")
 
     def __init__(self, ledger: StoreIndex, disk: DiskTier | None, lock: threading.Lock) -> None:
-        self._ledger = ledger
+        self._index = ledger
         self._disk = disk
         self._lock = lock
 
@@ -43,32 +43,32 @@ class Tiers:
                 own = data if adopt and _fills_its_memory(data) else _copy(data)
             except BaseException:
                 with self._lock:
-                    self._ledger.release(size)
+                    self._index.release(size)
                 raise
             with self._lock:
-                self._ledger.hold(entry, own)
-                self._ledger.add(entry)
+                self._index.hold(entry, own)
+                self._index.add(entry)
             if self._disk is not None:
                 self._disk.save_later(entry)
         elif self._disk is not None and self._disk.save(entry, data):
             with self._lock:
-                self._ledger.add(entry)
+                self._index.add(entry)
         else:
-            raise self._ledger.full(len(data))
+            raise self._index.full(len(data))
 
     def _make_room(self, num_bytes: int) -> bool:
         """Reserve memory, saving or evicting what stands in the way.
 
         False when pinned entries do.
         """
-        if num_bytes > self._ledger.limits.memory_bytes:
+        if num_bytes > self._index.limits.memory_bytes:
             return False
         while True:
             with self._lock:
-                if self._ledger.reserve(num_bytes):
+                if self._index.reserve(num_bytes):
                     return True
-                unsaved = None if self._disk is None else self._ledger.oldest_unsaved()
-                if unsaved is None and not self._ledger.evict_unsaved(num_bytes):
+                unsaved = None if self._disk is None else self._index.oldest_unsaved()
+                if unsaved is None and not self._index.evict_unsaved(num_bytes):
                     return False
             if self._disk is not None and unsaved is not None:
                 self._disk.save(unsaved)
@@ -84,16 +84,16 @@ class Tiers:
         """
         size = cost(entry.description.num_bytes)
         with self._lock:
-            reserved = self._ledger.reserve(size, sparing=entry)
+            reserved = self._index.reserve(size, sparing=entry)
         data = None
         try:
             data = None if self._disk is None else self._disk.load(entry)
         finally:
             with self._lock:
                 if reserved and (data is None or entry.gone or entry.data is not None):
-                    self._ledger.release(size)
+                    self._index.release(size)
                 elif reserved and data is not None:
-                    self._ledger.hold(entry, data)
+                    self._index.hold(entry, data)
         return data
 
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from inlay import extras
-from inlay.errors import InvalidRequestError
+from inlay.base import extras
+from inlay.base.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -12,7 +12,7 @@ Layout: APPNOTE.TXT 6.3.10 (PKWARE); local header 4.3.7, directory 4.3.12, ends 
 
 import struct
 
-from inlay.errors import EmbeddingsError
+from inlay.base.errors import EmbeddingsError
 from inlay.tensors.tensor import quoted, refused
 
 MAX_RECORDS = 64

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from inlay.pace import yield_gil
-from inlay.prompt import DTYPE_SIZES
+from inlay.base.pace import yield_gil
+from inlay.messages.prompt import DTYPE_SIZES
 from inlay.tensors.tensor import BITS_DTYPES, NUMPY_DTYPES
 
 Bits: TypeAlias = npt.NDArray[Any]
@@ -71,7 +71,7 @@ def cast(bits: Bits, source: str, target: str) -> Bits:
 
     Args:
         bits: finite elements.
-        source: any of `inlay.prompt.DTYPE_SIZES`.
+        source: any of `inlay.messages.prompt.DTYPE_SIZES`.
         target: "bfloat16", "float16" or "float32". What rounds beyond its largest number becomes
             infinite.
     """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.tensors.safetensors_file import NAMES, encode_header
 from inlay.tensors.state_dict import StateTensor, open_state_dict
 from inlay.tensors.tensor import ELEMENT_SIZES

@@ -13,7 +13,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 
 def local_directory(model: str | Path) -> Path | None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from inlay.errors import EmbeddingsError
+from inlay.base.errors import EmbeddingsError
 from inlay.tensors.npy_file import MAGIC, read_npy
 from inlay.tensors.tensor import INTEGER_DTYPES, dense, refused
 from inlay.tensors.torch_file import stored

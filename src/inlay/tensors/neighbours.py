@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.tensors.rows import ModelDType
 from inlay.tensors.table import EmbeddingTable
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from inlay.errors import EmbeddingsError
+from inlay.base.errors import EmbeddingsError
 from inlay.tensors.tensor import Tensor, c_strides, dense, quoted, refused
 
 MAGIC = b"\x93NUMPY"

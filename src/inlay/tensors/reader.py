@@ -5,8 +5,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from inlay.errors import EmbeddingsError
-from inlay.prompt import Buffer
+from inlay.base.errors import EmbeddingsError
+from inlay.messages.prompt import Buffer
 from inlay.tensors.npy_file import MAGIC, read_npy, write_npy
 from inlay.tensors.safetensors_file import read_safetensors, write_safetensors
 from inlay.tensors.tensor import (

@@ -4,8 +4,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from inlay.errors import EmbeddingsError
-from inlay.prompt import DTYPE_SIZES, Buffer, Rows
+from inlay.base.errors import EmbeddingsError
+from inlay.messages.prompt import DTYPE_SIZES, Buffer, Rows
 from inlay.tensors.cast import NON_FINITE, Bits, cast, first_at_least, largest_magnitude, value_of
 from inlay.tensors.tensor import BITS_DTYPES, Tensor, quoted
 

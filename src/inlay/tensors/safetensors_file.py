@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any, NoReturn
 
-from inlay.errors import EmbeddingsError
+from inlay.base.errors import EmbeddingsError
 from inlay.tensors.tensor import MAX_TABLE_ID_LENGTH, MIN_BYTES, Tensor, dense, quoted, refused
 
 MAX_HEADER_BYTES = 8192
@@ -147,7 +147,7 @@ def write_safetensors(
 
     Args:
         data: elements in C order, little endian.
-        dtype: one of `inlay.prompt.DTYPE_SIZES`.
+        dtype: one of `inlay.messages.prompt.DTYPE_SIZES`.
         shape: every size at least 1.
         table_id: of the embedding table the rows were taken from.
         grid: of the image whose rows these are.

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from inlay.errors import EmbeddingsError, InvalidRequestError
-from inlay.prompt import Buffer
+from inlay.base.errors import EmbeddingsError, InvalidRequestError
+from inlay.messages.prompt import Buffer
 from inlay.tensors import pickled
 from inlay.tensors.archive import records
 from inlay.tensors.tensor import ELEMENT_SIZES, check_view, elements, quoted, refused, what_came

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.tensors.weight_files import weight_files
 
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -237,7 +237,7 @@ class EmbeddingTable:
 
     Attributes:
         shape: (vocabulary, hidden size).
-        dtype: as stored, one of `inlay.prompt.DTYPE_SIZES`.
+        dtype: as stored, one of `inlay.messages.prompt.DTYPE_SIZES`.
         scale: factor from the stored table to rows, in the stored dtype's precision; 1 for most
             models.
     """

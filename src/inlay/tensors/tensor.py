@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from inlay.errors import EmbeddingsError
-from inlay.prompt import DTYPE_SIZES, Buffer
+from inlay.base.errors import EmbeddingsError
+from inlay.messages.prompt import DTYPE_SIZES, Buffer
 
 TensorFormat: TypeAlias = Literal["torch", "safetensors", "npy"]
 
@@ -66,7 +66,7 @@ class Tensor(msgspec.Struct, frozen=True):
     Attributes:
         data: the elements; views the bytes that were read wherever those are contiguous, so these
             must not change.
-        dtype: one of `inlay.prompt.DTYPE_SIZES`.
+        dtype: one of `inlay.messages.prompt.DTYPE_SIZES`.
         shape: every size at least 1; () for a scalar.
         format: the container it came in.
         table_id: id of the embedding table the rows were taken from, where the file says so.

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.tensors.table import tensors_in
 from inlay.tensors.weight_files import WHOLE, WeightFiles, find_weights
 

@@ -3,7 +3,7 @@
 import io
 import zipfile
 
-from inlay.prompt import DTYPE_SIZES
+from inlay.messages.prompt import DTYPE_SIZES
 from inlay.tensors import pickled
 from inlay.tensors.archive import records
 from inlay.tensors.tensor import (

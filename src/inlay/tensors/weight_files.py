@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 WHOLE = "model.safetensors"
 """Name of the file of a model whose weights are in one."""

@@ -11,19 +11,19 @@ the other end has are not sent.
 
 from typing import TYPE_CHECKING
 
-from inlay.lazy import exported
+from inlay.base.lazy import exported
 
 if TYPE_CHECKING:
-    from inlay.transport.connection import Connection
+    from inlay.transport.connection import TcpPeer
     from inlay.transport.listener import Listener, dial
     from inlay.transport.memory import ReceiveMemory
 
-__all__ = ["Connection", "Listener", "ReceiveMemory", "dial"]
+__all__ = ["Listener", "ReceiveMemory", "TcpPeer", "dial"]
 
 __getattr__ = exported(
     __name__,
     {
-        "Connection": "connection",
+        "TcpPeer": "connection",
         "Listener": "listener",
         "dial": "listener",
         "ReceiveMemory": "memory",

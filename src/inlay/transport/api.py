@@ -3,19 +3,19 @@
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
-from inlay.card import ModelCard
-from inlay.commands import Command, LoadAdapter
-from inlay.request import Emit, Output, Request
-from inlay.transport.lent import Lent, Place
+from inlay.messages.card import ModelCard
+from inlay.messages.commands import Command, LoadAdapter
+from inlay.messages.request import Emit, Output, Request
+from inlay.transport.reply_buffer import BufferPlace, ReplyBuffer
 
 Heard_co = TypeVar("Heard_co", covariant=True)
 R = TypeVar("R")
 
 
-class Carrier(Protocol[Heard_co]):
+class FrameTransport(Protocol[Heard_co]):
     """A connection that carries messages.
 
-    `Channel` on a machine, `inlay.transport.Connection` between machines.
+    `LocalTransport` on a machine, `inlay.transport.Connection` between machines.
     """
 
     def send(self, message: object) -> Any:
@@ -34,10 +34,10 @@ class Carrier(Protocol[Heard_co]):
     def room(self, num_bytes: int) -> memoryview | None:
         """Return memory of which a buffer in a message is not copied; None where there is none."""
 
-    def lend(self, num_bytes: int) -> Lent | None:
+    def reserve_reply(self, num_bytes: int) -> ReplyBuffer | None:
         """Return memory that the other end may make an answer in; None where there is none."""
 
-    def borrowed(self, place: Place) -> memoryview:
+    def reply_memory(self, place: BufferPlace) -> memoryview:
         """Return memory that the other end has lent. Raises `ValueError` if it cannot have."""
 
     async def receive(self) -> Heard_co:
@@ -151,7 +151,7 @@ class Silences(Protocol):
     """A worker of which nobody else says that its process stands still."""
 
     def silence(self) -> float:
-        """Return the seconds of `inlay.liveness` for which it has owed an answer."""
+        """Return the seconds of `inlay.base.liveness` for which it has owed an answer."""
 
 
 @runtime_checkable

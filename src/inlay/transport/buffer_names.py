@@ -3,7 +3,7 @@
 import secrets
 from weakref import ref
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 
 NAMED_BYTES = 64 * 1024
 """Bytes of a buffer from which on it is sent once, however many messages hold it."""

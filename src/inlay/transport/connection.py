@@ -1,7 +1,8 @@
 """One connection between two processes: messages in and out over TCP, or between neighbours.
 
-It offers what `inlay.transport.local.channel.Channel` offers, so that both ends of a plane are the
-same code. Sending never blocks; a peer that does not read is cut off when too much waits for it.
+It offers what `inlay.transport.local.channel.LocalTransport` offers, so that both ends of a plane
+are the same code. Sending never blocks; a peer that does not read is cut off when too much waits
+for it.
 """
 
 import asyncio
@@ -12,28 +13,28 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import msgspec
 
-from inlay import liveness
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer
+from inlay.base import liveness
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.prompt import Buffer
 from inlay.transport import frames
 from inlay.transport.buffer_names import OWN_NAME
+from inlay.transport.buffer_offers import BufferOffer
 from inlay.transport.credit import Credit
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
-from inlay.transport.lending import Lending
-from inlay.transport.lent import Lent, Place
-from inlay.transport.local.neighbours import NOTHING_SHARED, SharedMemory
+from inlay.transport.local.same_host import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
-from inlay.transport.offers import Offer
+from inlay.transport.reply_buffer import BufferPlace, ReplyBuffer
+from inlay.transport.reply_buffers import ReplyBuffers
 from inlay.transport.stream import Reader
 from inlay.transport.wire import (
     Credited,
     Event,
     FrameReader,
     FrameWriter,
-    Message,
     Offered,
     Returned,
+    WireMessage,
     Withdrawn,
 )
 
@@ -56,7 +57,7 @@ Each looks once in `PING_SECONDS`, so it is found before `FREED_SECONDS`.
 HANDSHAKE_SECONDS = 5.0
 
 
-class Connection(Reader, Generic[T]):
+class TcpPeer(Reader, Generic[T]):
     """One end of a connection. Its messages are received by one reader at a time.
 
     Args:
@@ -86,9 +87,9 @@ class Connection(Reader, Generic[T]):
         self._cache = cache or EmbedsCache(0)
         self._arriving: dict[int, tuple[Sequence[str], frozenset[int]]] = {}
         """Names of the parts of each large message on its way in, and the parts that were here."""
-        self._deferred: deque[tuple[int, Offer]] = deque()
+        self._deferred: deque[tuple[int, BufferOffer]] = deque()
         self._shared = shared
-        self._lending = Lending(shared, memory)
+        self._lending = ReplyBuffers(shared, memory)
         self._writer = FrameWriter(shared=shared.theirs, lending=self._lending)
         self._credit = Credit(memory, self._give_credit)
         self._reader = FrameReader(self._granted, memory.limit, self._lending)
@@ -142,13 +143,13 @@ class Connection(Reader, Generic[T]):
         """Return None: what is sent is read from where it is."""
         return None
 
-    def lend(self, num_bytes: int) -> Lent | None:
+    def reserve_reply(self, num_bytes: int) -> ReplyBuffer | None:
         """Return memory for an answer of a neighbour, lent while it is held; None elsewhere."""
-        return self._lending.lend(num_bytes)
+        return self._lending.reserve_reply(num_bytes)
 
-    def borrowed(self, place: Place) -> memoryview:
+    def reply_memory(self, place: BufferPlace) -> memoryview:
         """Return memory that the other end has lent. Raises `ValueError` if it cannot have."""
-        return self._lending.borrowed(place)
+        return self._lending.reply_memory(place)
 
     def withdraw(self, number: int | None) -> bool:
         """Stop sending a large message; False when it has left."""
@@ -172,7 +173,7 @@ class Connection(Reader, Generic[T]):
         return self._arrived.popleft()
 
     async def deliver(self, take: Callable[[T], None]) -> NoReturn:
-        """As `Carrier.deliver`: `take` is called as a message comes, not a turn later."""
+        """As `FrameTransport.deliver`: `take` is called as a message comes, not a turn later."""
         self._taker = take
         try:
             while self._arrived:
@@ -280,7 +281,7 @@ class Connection(Reader, Generic[T]):
 
     def _take(self, event: Event) -> None:
         match event:
-            case Message(header, buffers, number):
+            case WireMessage(header, buffers, number):
                 if number is not None:
                     self._received(number, buffers)
                 self._deliver(header, buffers)
@@ -288,7 +289,7 @@ class Connection(Reader, Generic[T]):
                 self._sent_unasked(number, offer)
             case Offered(number, offer):
                 self._offered(number, offer)
-                if offer.takes_credit and self._shared.ours is None:
+                if offer.accepts_credit and self._shared.ours is None:
                     self._credit.extend(sum(offer.sizes))
             case Withdrawn(number):
                 withdraw = self._withdraw.pop(number, None)
@@ -300,7 +301,7 @@ class Connection(Reader, Generic[T]):
                 self._writer.on_credit(num_bytes)
                 self._flush_soon()
             case Returned():
-                self._credit.returned()
+                self._credit.on_revoked()
 
     def _deliver(self, header: "bytes | memoryview", buffers: Sequence[Buffer]) -> None:
         message = self._decoder.decode(header, buffers)
@@ -333,7 +334,7 @@ class Connection(Reader, Generic[T]):
             if number in self._reader.waiting:
                 self._offered(number, offer)
 
-    def _offered(self, number: int, offer: Offer) -> None:
+    def _offered(self, number: int, offer: BufferOffer) -> None:
         names = offer.names
         named = {name for name in names if name}
         if named and any(named.intersection(coming) for coming, _ in self._arriving.values()):
@@ -371,7 +372,7 @@ class Connection(Reader, Generic[T]):
         if number in self._reader.waiting:
             self._withdraw[number] = withdraw
 
-    def _sent_unasked(self, number: int, offer: Offer) -> None:
+    def _sent_unasked(self, number: int, offer: BufferOffer) -> None:
         places = self._credit.spend(offer.sizes)
         self._arriving[number] = offer.names, frozenset()
         message = self._reader.accept(number, places, offer.names)

@@ -8,7 +8,7 @@ nothing for a while, and from all when another message finds no room.
 
 from collections.abc import Callable, Sequence
 
-from inlay import liveness
+from inlay.base import liveness
 from inlay.transport.memory import ReceiveMemory
 
 CREDIT_BYTES = 16 * 1024 * 1024
@@ -29,7 +29,7 @@ class Credit:
         self._memory = memory
         self._say = say
         self._used_at = 0.0
-        self._asked_back = False
+        self._revoked = False
         self.left = 0
         """Bytes that it may send, as far as this end knows."""
 
@@ -37,9 +37,9 @@ class Credit:
         """Note a message of so many bytes; grant credit anew, once half of it is used."""
         self._used_at = liveness.now()
         missing = CREDIT_BYTES - self.left
-        if num_bytes > CREDIT_BYTES or 2 * missing < CREDIT_BYTES or self._asked_back:
+        if num_bytes > CREDIT_BYTES or 2 * missing < CREDIT_BYTES or self._revoked:
             return
-        if self._memory.set_aside(missing, self.ask_back):
+        if self._memory.set_aside(missing, self.revoke):
             self.left += missing
             self._say(missing)
 
@@ -56,25 +56,25 @@ class Credit:
         self.left -= sum(sizes)
         return self._memory.spend(sizes)
 
-    def ask_back(self) -> None:
+    def revoke(self) -> None:
         """Ask for what is left."""
-        if self.left and not self._asked_back:
-            self._asked_back = True
+        if self.left and not self._revoked:
+            self._revoked = True
             self._say(0)
 
-    def returned(self) -> None:
+    def on_revoked(self) -> None:
         """Take what is left, as the other end will not use it. Raises `ValueError` unasked."""
-        if not self._asked_back:
+        if not self._revoked:
             raise ValueError("credit is returned that was not asked back")
-        self._asked_back = False
+        self._revoked = False
         self.close()
 
     def tick(self) -> None:
         """Ask for what was not used for a while."""
         if liveness.now() - self._used_at > IDLE_SECONDS:
-            self.ask_back()
+            self.revoke()
 
     def close(self) -> None:
         """Give back what is left: the other end cannot use it any more."""
         left, self.left = self.left, 0
-        self._memory.give_back(left, self.ask_back)
+        self._memory.give_back(left, self.revoke)

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 
 KEPT_BYTES = 256 * 1024 * 1024
 """Of what lasts, unless said otherwise."""
@@ -25,7 +25,7 @@ _MAX_GONE = 65536
 
 
 class EmbedsCacheStats(msgspec.Struct, frozen=True):
-    """The same as of `inlay.card.Stats`."""
+    """The same as of `inlay.messages.card.Stats`."""
 
     kept_bytes: int = 0
     kept_hits: int = 0

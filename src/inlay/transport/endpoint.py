@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from inlay.card import Address
-from inlay.digest import Secret
-from inlay.errors import OverloadedError
+from inlay.base.errors import OverloadedError
+from inlay.messages.card import Address
+from inlay.messages.digest import Secret
 from inlay.transport.api import RequestHandler
-from inlay.transport.connection import Connection
+from inlay.transport.connection import TcpPeer
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.listener import Listener, dial
 from inlay.transport.memory import ReceiveMemory
@@ -54,7 +54,7 @@ class Endpoint:
         self._memory = ReceiveMemory(RECEIVE_BYTES + cache.max_bytes)
         self._dialling: set[asyncio.Task[None]] = set()
         self._fingerprint = identity.fingerprint
-        self._serving: dict[asyncio.Task[None], Connection[ToWorker]] = {}
+        self._serving: dict[asyncio.Task[None], TcpPeer[ToWorker]] = {}
         self._ticking: asyncio.Task[None] | None = None
         self._listener = Listener(
             secret,
@@ -102,12 +102,12 @@ class Endpoint:
         connection.send(Hello(token))
         self._accepted(connection)
 
-    def _accepted(self, connection: Connection[Any]) -> None:
+    def _accepted(self, connection: TcpPeer[Any]) -> None:
         task = asyncio.create_task(self._serve(connection))
         self._serving[task] = connection
         task.add_done_callback(self._serving.pop)
 
-    async def _serve(self, connection: Connection[ToWorker]) -> None:
+    async def _serve(self, connection: TcpPeer[ToWorker]) -> None:
         try:
             await serve(connection, self._handler)
         except (ValueError, msgspec.MsgspecError) as error:

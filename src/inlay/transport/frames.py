@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 
 _BUFFER_CODE = 1
 _counts = struct.Struct("<II")

@@ -12,7 +12,7 @@ import struct
 
 from blake3 import blake3
 
-from inlay.digest import Secret
+from inlay.messages.digest import Secret
 
 MAGIC = b"inlay\x00"
 VERSION = 2

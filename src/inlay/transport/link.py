@@ -11,16 +11,15 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from inlay import commands, liveness
-from inlay.card import Address, ModelCard
-from inlay.commands import Command, ReadStats
-from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
-from inlay.request import Output, Request
-from inlay.routing import KvEvents, KvSnapshot
-from inlay.transport.api import Carrier
-from inlay.transport.lent import Lent
+from inlay.base import liveness
+from inlay.base.errors import DeadlineExceededError, InlayError, OverloadedError
+from inlay.messages import commands
+from inlay.messages.card import Address, ModelCard
+from inlay.messages.commands import Command, ReadStats
+from inlay.messages.request import Output, Request
+from inlay.messages.routing import KvEvents, KvSnapshot
+from inlay.transport.api import FrameTransport
 from inlay.transport.messages import (
-    Answer,
     Cache,
     CacheChanged,
     Call,
@@ -32,13 +31,15 @@ from inlay.transport.messages import (
     GetCache,
     Outputs,
     Ready,
+    ReplyFrame,
     SettledReference,
     SettleReference,
     Submit,
     WatchCache,
 )
-from inlay.transport.output_queue import Deliveries, OutputQueue
+from inlay.transport.output_queue import DispatchQueue, OutputQueue
 from inlay.transport.pending_calls import PendingCalls, snapshot_of
+from inlay.transport.reply_buffer import ReplyBuffer
 
 R = TypeVar("R")
 
@@ -56,13 +57,13 @@ _CACHE_SECONDS = 10.0
 class RequestStream:
     """`inlay.transport.api.Stream` over a connection."""
 
-    def __init__(self, link: "Link", request: Request) -> None:
+    def __init__(self, link: "PeerLink", request: Request) -> None:
         self._link = link
         self._request = request
-        self._outputs = OutputQueue(link.deliveries)
+        self._outputs = OutputQueue(link.dispatch_queue)
         self._cancelled = False
         self.sent: Any = None
-        self.lent: Lent | None = None
+        self.lent: ReplyBuffer | None = None
 
     def feed(self, output: Output) -> None:
         """Take an output of this request."""
@@ -87,7 +88,7 @@ class RequestStream:
             self._link.cancel(self._request.id)
 
 
-class Link:
+class PeerLink:
     """The connection to one worker process; a `Worker` once its card has come.
 
     Args:
@@ -102,13 +103,13 @@ class Link:
     Attributes:
         alive: the connection holds.
         failure: the worker's own reason why it will never be ready, or is not any more.
-        deliveries: of its streams.
+        dispatch_queue: of its streams.
     """
 
     def __init__(
         self,
         id_: str,
-        carrier: Carrier[FromWorker],
+        carrier: FrameTransport[FromWorker],
         changed: Callable[[], None],
         *,
         scope: str = "",
@@ -124,7 +125,7 @@ class Link:
         self._gone = asyncio.Event()
         self._card: ModelCard | None = None
         self._streams: dict[str, RequestStream] = {}
-        self.deliveries = Deliveries()
+        self.dispatch_queue = DispatchQueue()
         self._ids = count()
         numbers = count()
         self._calls = PendingCalls[Any](numbers)
@@ -188,7 +189,7 @@ class Link:
             request = replace(request, id=self._wire_id(request.id))
         stream = RequestStream(self, request)
         # Kept until the last output: the worker may write until then.
-        lent = stream.lent = self._carrier.lend(answer_bytes) if answer_bytes else None
+        lent = stream.lent = self._carrier.reserve_reply(answer_bytes) if answer_bytes else None
         stream.sent = self._carrier.send(Submit(request, None if lent is None else lent.place))
         self._streams[request.id] = stream
         return stream
@@ -236,12 +237,12 @@ class Link:
             await asyncio.sleep(ASK_SECONDS)
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
-        """As `inlay.routing.CacheEventSource`."""
+        """As `inlay.messages.routing.CacheEventSource`."""
         self._on_cache_events = tell
         self._say(WatchCache())
 
     async def kv_snapshot(self) -> KvSnapshot:
-        """As `inlay.routing.CacheEventSource`."""
+        """As `inlay.messages.routing.CacheEventSource`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         try:
@@ -290,7 +291,7 @@ class Link:
             case Failed(error):
                 self.failure = error.to_error()
                 self._tell_changed()
-            case Answer(number, reply, error):
+            case ReplyFrame(number, reply, error):
                 self._calls.resolve(number, reply if error is None else error.to_error())
             case CacheChanged(events):
                 if self._on_cache_events is not None:

@@ -1,7 +1,7 @@
 """Listening for connections and dialling them: TCP with TLS, and beside it for neighbours.
 
 Neighbours, processes of one user on one machine, find each other by
-`inlay.transport.local.neighbours`; all others, and those whom anything hinders, use TCP.
+`inlay.transport.local.same_host`; all others, and those whom anything hinders, use TCP.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
-from inlay.card import Address
-from inlay.digest import Secret
-from inlay.errors import OverloadedError
+from inlay.base.errors import OverloadedError
+from inlay.messages.card import Address
+from inlay.messages.digest import Secret
 from inlay.transport import stream
-from inlay.transport.connection import HANDSHAKE_SECONDS, Connection
+from inlay.transport.connection import HANDSHAKE_SECONDS, TcpPeer
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
-from inlay.transport.local import neighbours
-from inlay.transport.local.neighbours import NOTHING_SHARED, SharedMemory
+from inlay.transport.local import same_host
+from inlay.transport.local.same_host import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.stream import Stream
 
@@ -58,7 +58,7 @@ class Listener:
         secret: Secret,
         hears: Any,
         memory: ReceiveMemory,
-        accepted: "Callable[[Connection[Any]], None]",
+        accepted: "Callable[[TcpPeer[Any]], None]",
         *,
         tls: ssl.SSLContext | None = None,
         fingerprint: bytes = b"",
@@ -72,7 +72,7 @@ class Listener:
         self._tls = tls
         self._fingerprint = fingerprint
         self._cache = cache
-        self._unproven: set[Connection[Any]] = set()
+        self._unproven: set[TcpPeer[Any]] = set()
         self._neighbours = neighbours and bool(fingerprint)
         self._greeting: _Tasks = set()
         self._securing: _Tasks = set()
@@ -85,7 +85,7 @@ class Listener:
             self._start(self._securing, self._accept_from(listening, self._secured), listening)
         port = int(found[0].getsockname()[1])
         try:
-            near = neighbours.listening(port, self._fingerprint) if self._neighbours else None
+            near = same_host.listening(port, self._fingerprint) if self._neighbours else None
         except OSError as error:
             log.warning("neighbours will use TCP: %s", error)
         else:
@@ -136,7 +136,7 @@ class Listener:
     async def _greet(self, near: socket.socket) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                shared = await neighbours.greeted(near, self._memory)
+                shared = await same_host.greeted(near, self._memory)
             self._accept(near, shared)
         except (OSError, ValueError) as error:
             log.warning("a neighbour is refused: %s", error)
@@ -168,11 +168,9 @@ class Listener:
             log.info("a connection is refused: %s", error)
             came.close()
 
-    def _accept(
-        self, came: socket.socket, shared: SharedMemory = NOTHING_SHARED
-    ) -> "Connection[Any]":
+    def _accept(self, came: socket.socket, shared: SharedMemory = NOTHING_SHARED) -> "TcpPeer[Any]":
         handshake = Handshake(self._secret, self._fingerprint, dials=False)
-        connection: Connection[Any] = Connection(
+        connection: TcpPeer[Any] = TcpPeer(
             handshake,
             self._hears,
             self._memory,
@@ -184,13 +182,13 @@ class Listener:
         Stream(came, connection)
         return connection
 
-    def _admit(self, connection: "Connection[Any]") -> None:
+    def _admit(self, connection: "TcpPeer[Any]") -> None:
         # Only now: a connection whose TLS handshake fails is never heard of again.
         if len(self._unproven) >= MAX_UNPROVEN:
             raise HandshakeError(f"{MAX_UNPROVEN} connections have proved nothing yet")
         self._unproven.add(connection)
 
-    def _settled(self, connection: Connection[Any]) -> None:
+    def _settled(self, connection: TcpPeer[Any]) -> None:
         self._unproven.discard(connection)
         if connection.ready.exception() is None:
             self._accepted(connection)
@@ -214,7 +212,7 @@ async def dial(
     hears: Any,
     memory: ReceiveMemory,
     cache: EmbedsCache | None = None,
-) -> "Connection[Any]":
+) -> "TcpPeer[Any]":
     """Open a connection to a listener and prove both ends.
 
     Args:
@@ -243,7 +241,7 @@ async def _dial_tcp(
     hears: Any,
     memory: ReceiveMemory,
     cache: EmbedsCache | None,
-) -> "Connection[Any]":
+) -> "TcpPeer[Any]":
     fingerprint = address.fingerprint
 
     def check(transport: asyncio.BaseTransport) -> None:
@@ -253,7 +251,7 @@ async def _dial_tcp(
                 raise HandshakeError("another certificate than the worker's card names")
 
     handshake = Handshake(secret, fingerprint, dials=True)
-    connection: Connection[Any] = Connection(handshake, hears, memory, cache, check=check)
+    connection: TcpPeer[Any] = TcpPeer(handshake, hears, memory, cache, check=check)
     sock = await stream.connected(address.host, address.port)
     if fingerprint:
         sock = await stream.secured(sock, _pinned(), "inlay")
@@ -266,15 +264,15 @@ async def _dial_neighbour(
     hears: Any,
     memory: ReceiveMemory,
     cache: EmbedsCache | None,
-) -> "Connection[Any] | None":
+) -> "TcpPeer[Any] | None":
     """Open a connection to a listener of this machine; None where none is found or it refuses."""
     try:
-        found = neighbours.dialled(address, memory) if address.fingerprint else None
+        found = same_host.dialled(address, memory) if address.fingerprint else None
         if found is None:
             return None
         near, shared = found
         handshake = Handshake(secret, address.fingerprint, dials=True)
-        connection: Connection[Any] = Connection(handshake, hears, memory, cache, shared=shared)
+        connection: TcpPeer[Any] = TcpPeer(handshake, hears, memory, cache, shared=shared)
         # Who keeps the error that follows must not keep the memory with it.
         del found, shared
         return await _proved(connection, near)
@@ -283,7 +281,7 @@ async def _dial_neighbour(
         return None
 
 
-async def _proved(connection: "Connection[Any]", sock: socket.socket) -> "Connection[Any]":
+async def _proved(connection: "TcpPeer[Any]", sock: socket.socket) -> "TcpPeer[Any]":
     """Wait until both ends of a connected socket have proved themselves; else cut it."""
     Stream(sock, connection)
     try:

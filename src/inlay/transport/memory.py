@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from inlay.blocks import BlockPool
+from inlay.base.blocks import BlockPool
 from inlay.transport.local.arena import Arena
 
 _Granted: TypeAlias = Callable[[list[memoryview]], None]
@@ -40,12 +40,12 @@ class ReceiveMemory:
         self._credit = 0
         self._creditors: set[Callable[[], None]] = set()
 
-    def set_aside(self, num_bytes: int, ask_back: Callable[[], None]) -> bool:
+    def set_aside(self, num_bytes: int, revoke: Callable[[], None]) -> bool:
         """Count memory as used by what a peer may send without being granted it first.
 
         Args:
             num_bytes: of it.
-            ask_back: called when others wait for memory, to have the peer return its credit.
+            revoke: called when others wait for memory, to have the peer return its credit.
 
         Returns:
             False, and nothing is counted, where there is none to spare.
@@ -55,7 +55,7 @@ class ReceiveMemory:
             return False
         self._credit += num_bytes
         self.used += num_bytes
-        self._creditors.add(ask_back)
+        self._creditors.add(revoke)
         return True
 
     def spend(self, sizes: Sequence[int]) -> list[memoryview]:
@@ -64,9 +64,9 @@ class ReceiveMemory:
         self.used -= sum(sizes)
         return [self._take(part, size, _allocate_none) for part, size in enumerate(sizes)]
 
-    def give_back(self, num_bytes: int, ask_back: Callable[[], None]) -> None:
+    def give_back(self, num_bytes: int, revoke: Callable[[], None]) -> None:
         """Return what is left of what was set aside, and forget `ask_back`."""
-        self._creditors.discard(ask_back)
+        self._creditors.discard(revoke)
         self._credit -= num_bytes
         self._give_back(num_bytes)
 
@@ -109,8 +109,8 @@ class ReceiveMemory:
         self._waiting.append(request)
         self._grant_waiting()
         if self._waiting:
-            for ask_back in tuple(self._creditors):
-                ask_back()
+            for revoke in tuple(self._creditors):
+                revoke()
 
         def withdraw() -> None:
             if request in self._waiting:

@@ -4,12 +4,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from inlay.card import Address, ModelCard, StageCard
-from inlay.commands import AnyCommand, Reply
-from inlay.errors import ErrorFrame
-from inlay.request import Output, Request
-from inlay.routing import KvEvents, KvSnapshot
-from inlay.transport.lent import Place
+from inlay.base.errors import ErrorFrame
+from inlay.messages.card import Address, ModelCard, StageCard
+from inlay.messages.commands import AnyCommand, Reply
+from inlay.messages.request import Output, Request
+from inlay.messages.routing import KvEvents, KvSnapshot
+from inlay.transport.reply_buffer import BufferPlace
 
 
 class Listen(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +66,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
     """
 
     request: Request
-    into: Place | None = None
+    into: BufferPlace | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
@@ -78,8 +78,8 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
 class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
     """Run a command; the answer carries the same number.
 
-    `command` is encoded by `inlay.commands`: one that is not known ends with an error, not with the
-    connection.
+    `command` is encoded by `inlay.messages.commands`: one that is not known ends with an error, not
+    with the connection.
     """
 
     number: int
@@ -156,7 +156,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="deltas", array_like=True):
     outputs: tuple[Output, ...]
 
 
-class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
+class ReplyFrame(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     """The reply to a command, or the error."""
 
     number: int
@@ -182,5 +182,5 @@ ToWorker: TypeAlias = (
     Boot | Submit | Cancel | Call | Dial | ForgetPrompt | WatchCache | GetCache | SettledReference
 )
 FromWorker: TypeAlias = (
-    Hello | Ready | Failed | Outputs | Answer | CacheChanged | Cache | SettleReference
+    Hello | Ready | Failed | Outputs | ReplyFrame | CacheChanged | Cache | SettleReference
 )

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from inlay.errors import InvalidRequestError
-from inlay.outputs import coalesce
-from inlay.request import Output
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.outputs import coalesce
+from inlay.messages.request import Output
 
 MERGED = 64
 """Outputs that become one when so many wait: a reader that is late gets them together anyway."""
@@ -19,7 +19,7 @@ TakeOutput: TypeAlias = Callable[[Output], bool]
 """Takes an output in place of a stream's reader; False, and nothing has happened, if it cannot."""
 
 
-class Deliveries:
+class DispatchQueue:
     """Queues of one connection whose outputs are to be taken at the end of this turn of the loop.
 
     One callback takes those of all streams, where each reader would be a task to wake. What comes
@@ -62,9 +62,9 @@ class OutputQueue:
         "_waiter", "waiting",
     )  # fmt: skip
 
-    def __init__(self, deliveries: Deliveries | None = None) -> None:
+    def __init__(self, deliveries: DispatchQueue | None = None) -> None:
         self.waiting: deque[Output] = deque()
-        self._deliveries = deliveries or Deliveries()
+        self._deliveries = deliveries or DispatchQueue()
         self._take: TakeOutput | None = None
         self._is_due = False
         self._single = 0
@@ -73,7 +73,7 @@ class OutputQueue:
         self._error: Exception | None = None
         self._ended = False
 
-    def offer(self, take: TakeOutput | None) -> None:
+    def set_inline_reader(self, take: TakeOutput | None) -> None:
         """Offer what comes while the reader waits to `take`; None ends it.
 
         The reader gets what is not taken, and all behind it until it waits again. What `take`

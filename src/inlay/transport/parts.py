@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Sequence
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 
 
 class Outgoing:

@@ -4,14 +4,14 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 
-from inlay import liveness
-from inlay.address import Address
-from inlay.digest import Secret
-from inlay.errors import OverloadedError
-from inlay.outputs import payloads_of
-from inlay.request import PageQuery, Payload, Request
-from inlay.single_flight import SingleFlight
-from inlay.transport.link import Link
+from inlay.base import liveness
+from inlay.base.address import Address
+from inlay.base.errors import OverloadedError
+from inlay.base.single_flight import SingleFlight
+from inlay.messages.digest import Secret
+from inlay.messages.outputs import payloads_of
+from inlay.messages.request import PageQuery, Payload, Request
+from inlay.transport.link import PeerLink
 from inlay.transport.listener import dial
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.messages import FromWorker
@@ -31,7 +31,7 @@ class _Peer:
 
     __slots__ = ("idle", "link", "running", "uses")
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: PeerLink) -> None:
         self.link = link
         self.running: asyncio.Task[None] = asyncio.create_task(link.run())
         self.uses = 0
@@ -73,7 +73,7 @@ class PeerConnections:
         Args:
             address: from the worker's card.
             request: of any task that gives payloads.
-            within: seconds, as `inlay.liveness` counts them; None for no bound.
+            within: seconds, as `inlay.base.liveness` counts them; None for no bound.
 
         Raises:
             OverloadedError: it is not reached, is gone, or has not answered in time.
@@ -123,7 +123,7 @@ class PeerConnections:
         except OverloadedError:
             self._avoided[address] = liveness.now() + AVOIDED_SECONDS
             raise
-        link = Link(
+        link = PeerLink(
             f"{address.host}:{address.port}",
             carrier,
             lambda: None,

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from inlay import liveness
-from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError
-from inlay.routing import CacheEventSource, KvSnapshot
+from inlay.base import liveness
+from inlay.base.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError
+from inlay.messages.routing import CacheEventSource, KvSnapshot
 from inlay.transport.messages import Cache
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class PendingCalls(Generic[T]):
         """The answer to what `send` sends, given the question's number.
 
         Raises:
-            TimeoutError: it has not come `within` seconds, as `inlay.liveness` counts them.
+            TimeoutError: it has not come `within` seconds, as `inlay.base.liveness` counts them.
             InlayError: that was the answer, or there will be none.
         """
         number = next(self._numbers)

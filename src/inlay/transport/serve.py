@@ -6,15 +6,14 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from inlay import commands
-from inlay.card import Address, ModelCard
-from inlay.errors import EngineError, ErrorFrame, InlayError
-from inlay.outputs import coalesce
-from inlay.request import Output, PageQuery, Request
-from inlay.routing import CacheEventSource, KvEvents
-from inlay.transport.api import Carrier, RequestHandler
+from inlay.base.errors import EngineError, ErrorFrame, InlayError
+from inlay.messages import commands
+from inlay.messages.card import Address, ModelCard
+from inlay.messages.outputs import coalesce
+from inlay.messages.request import Output, PageQuery, Request
+from inlay.messages.routing import CacheEventSource, KvEvents
+from inlay.transport.api import FrameTransport, RequestHandler
 from inlay.transport.messages import (
-    Answer,
     Boot,
     CacheChanged,
     Call,
@@ -24,6 +23,7 @@ from inlay.transport.messages import (
     GetCache,
     Outputs,
     Ready,
+    ReplyFrame,
     SettledReference,
     Submit,
     ToWorker,
@@ -52,7 +52,7 @@ class Outbox:
         running: ids of the requests that have not ended.
     """
 
-    def __init__(self, channel: Carrier[ToWorker], abort: Callable[[str], None]) -> None:
+    def __init__(self, channel: FrameTransport[ToWorker], abort: Callable[[str], None]) -> None:
         self._channel = channel
         self._abort = abort
         self._outputs: list[Output] = []
@@ -122,7 +122,7 @@ def _refuse_answer(answer: SettledReference) -> None:
 
 
 async def serve(
-    channel: Carrier[ToWorker],
+    channel: FrameTransport[ToWorker],
     handler: RequestHandler,
     dial: Callable[[Address, bytes], None] = _refuse_dial,
     settled: Callable[[SettledReference], None] = _refuse_answer,
@@ -146,7 +146,7 @@ async def serve(
     def take(message: ToWorker) -> None:
         match message:
             case Submit(request, into):
-                memory = None if into is None else channel.borrowed(into)
+                memory = None if into is None else channel.reply_memory(into)
                 outbox.running.add(request.id)
                 handler.submit(_answered_in(request, memory), outbox.put)
             case Cancel(request_id):
@@ -188,7 +188,7 @@ def _answered_in(request: Request, memory: memoryview | None) -> Request:
     return replace(request, params=replace(params, into=memory))
 
 
-def _watch_cache(channel: Carrier[ToWorker], handler: RequestHandler) -> None:
+def _watch_cache(channel: FrameTransport[ToWorker], handler: RequestHandler) -> None:
     def told(events: KvEvents) -> None:
         channel.send(CacheChanged(events))
 
@@ -197,7 +197,7 @@ def _watch_cache(channel: Carrier[ToWorker], handler: RequestHandler) -> None:
 
 
 async def _answer(
-    channel: Carrier[ToWorker], handler: RequestHandler, question: Call | GetCache
+    channel: FrameTransport[ToWorker], handler: RequestHandler, question: Call | GetCache
 ) -> None:
     if isinstance(question, Call):
         channel.send(await _run(handler, question))
@@ -205,15 +205,15 @@ async def _answer(
         channel.send(await answer_cache(question.number, handler))
 
 
-async def _run(handler: RequestHandler, question: Call) -> Answer:
+async def _run(handler: RequestHandler, question: Call) -> ReplyFrame:
     try:
-        return Answer(question.number, await handler.call(commands.decode(question.command)))
+        return ReplyFrame(question.number, await handler.call(commands.decode(question.command)))
     except InlayError as error:
-        return Answer(question.number, error=ErrorFrame.of(error))
+        return ReplyFrame(question.number, error=ErrorFrame.of(error))
     except Exception as error:
         log.exception("a command failed")
         failed = EngineError(f"the worker failed to follow it: {type(error).__name__}")
-        return Answer(question.number, error=ErrorFrame.of(failed))
+        return ReplyFrame(question.number, error=ErrorFrame.of(failed))
 
 
 def _frame_of(error: Exception) -> ErrorFrame:

@@ -8,8 +8,8 @@ larger one is offered first: the receiver grants it when it has memory, names th
 already has, and then gets the others in chunks. So one large message delays a small one by at most
 a chunk. It is sent unasked where the receiver has given credit for it (`inlay.transport.credit`)
 and cannot have its buffers. Where the sender can write to the receiver's memory
-(`inlay.transport.local.neighbours`), the grant says where the parts belong, and instead of a chunk
-comes word that it is written there. What is made in lent memory (`lending`) is one frame too.
+(`inlay.transport.local.same_host`), the grant says where the parts belong, and instead of a chunk
+comes word that it is written there. What is made in lent memory (`reply_buffers`) is one frame too.
 """
 
 import struct
@@ -19,19 +19,19 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.transport import frames
 from inlay.transport.buffer_names import BufferNames
-from inlay.transport.lending import Lending
-from inlay.transport.offers import (
-    Offer,
-    Places,
+from inlay.transport.buffer_offers import (
+    BufferLocations,
+    BufferOffer,
     decode_offer,
     decode_places,
     decode_present,
     encode,
 )
 from inlay.transport.parts import Incoming, Outgoing
+from inlay.transport.reply_buffers import ReplyBuffers
 
 CHUNK_BYTES = 128 * 1024
 """Bytes of the largest message that is sent in one frame; a chunk has four times as many."""
@@ -48,7 +48,7 @@ _SCRATCH_BYTES = 64 * 1024
 _head = struct.Struct("<BxxxII")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Kind of a frame."""
 
     MESSAGE = 1
@@ -65,7 +65,7 @@ class Kind(IntEnum):
     RETURNED = 12
 
 
-class Message(NamedTuple):
+class WireMessage(NamedTuple):
     """A whole message: its header, its buffers, and the number of the offer of a large one."""
 
     header: "bytes | memoryview"
@@ -77,7 +77,7 @@ class Offered(NamedTuple):
     """A large message that the peer wants to send, or sends `unasked`."""
 
     number: int
-    offer: Offer
+    offer: BufferOffer
     unasked: bool
 
 
@@ -97,7 +97,7 @@ class Returned(NamedTuple):
     """The peer sends nothing more unasked."""
 
 
-Event: TypeAlias = Message | Offered | Withdrawn | Credited | Returned
+Event: TypeAlias = WireMessage | Offered | Withdrawn | Credited | Returned
 Piece: TypeAlias = "bytes | memoryview"
 OnGrant: TypeAlias = Callable[[int, Sequence[int], Mapping[int, int]], None]
 
@@ -118,7 +118,7 @@ class FrameWriter:
         self,
         max_bytes: int = MAX_MESSAGE_BYTES,
         shared: memoryview = NO_MEMORY,
-        lending: Lending | None = None,
+        lending: ReplyBuffers | None = None,
     ) -> None:
         self._max_bytes = max_bytes
         self._lending = lending
@@ -149,7 +149,7 @@ class FrameWriter:
         lending = self._lending
         placed = None if lending is None else lending.placed(header, buffers, CHUNK_BYTES)
         if placed is not None:
-            self._frame(Kind.PLACED, 0, placed)
+            self._frame(FrameKind.PLACED, 0, placed)
             return None
         total = len(header) + sum(map(len, buffers))
         if total > self._max_bytes:
@@ -157,17 +157,17 @@ class FrameWriter:
         if len(buffers) >= MAX_PARTS:
             raise ValueError(f"a message of {len(buffers)} buffers; at most {MAX_PARTS - 1}")
         if total <= CHUNK_BYTES:
-            self._frame(Kind.MESSAGE, 0, frames.joined(header, buffers))
+            self._frame(FrameKind.MESSAGE, 0, frames.joined(header, buffers))
             return None
         number = self._next_number = (self._next_number + 1) & 0xFFFFFFFF
         known = any(map(self._names.is_known, buffers))
         names = ("", *map(self._names.of, buffers))
-        offer = Offer((len(header), *map(len, buffers)), names, True)
+        offer = BufferOffer((len(header), *map(len, buffers)), names, True)
         outgoing = Outgoing([memoryview(header), *(each.view for each in buffers)])
         self._large[number] = outgoing
         if total <= self._credit and self._may_open() and not known:
             self._credit -= total
-            self._frame(Kind.UNASKED, number, encode(offer))
+            self._frame(FrameKind.UNASKED, number, encode(offer))
             outgoing.granted, outgoing.after = True, self._num_frames
         else:
             self._held[number] = encode(offer)
@@ -185,14 +185,14 @@ class FrameWriter:
             offsets: in this end's memory, of the parts that it is to write there.
         """
         if offsets:
-            places = Places(tuple(present), dict(offsets))
-            self._frame(Kind.PLACES, number, encode(places))
+            places = BufferLocations(tuple(present), dict(offsets))
+            self._frame(FrameKind.PLACES, number, encode(places))
         else:
-            self._frame(Kind.GRANT, number, encode(tuple(present)))
+            self._frame(FrameKind.GRANT, number, encode(tuple(present)))
 
     def credit(self, num_bytes: int) -> None:
         """Let the peer send so many bytes more unasked; 0 asks for its credit back."""
-        self._frame(Kind.CREDIT, num_bytes, b"")
+        self._frame(FrameKind.CREDIT, num_bytes, b"")
 
     def on_credit(self, num_bytes: int) -> None:
         """Take the peer's word that so many bytes more may be sent unasked; 0: return them.
@@ -205,19 +205,19 @@ class FrameWriter:
             # Else a peer that does not read could have any number of answers wait for it.
             if self._returned > self._num_frames - len(self._small):
                 raise ValueError("credit is asked back twice")
-            self._frame(Kind.RETURNED, 0, b"")
+            self._frame(FrameKind.RETURNED, 0, b"")
             self._returned = self._num_frames
 
     def ping(self) -> None:
         """Queue a sign of life."""
-        self._frame(Kind.PING, 0, b"")
+        self._frame(FrameKind.PING, 0, b"")
 
     def withdraw(self, number: int) -> bool:
         """Stop sending a large message; False when all of it has left already."""
         if self._large.pop(number, None) is None:
             return False
         if self._held.pop(number, None) is None:
-            self._frame(Kind.ABANDON, number, b"")
+            self._frame(FrameKind.ABANDON, number, b"")
         self._offer_held()
         return True
 
@@ -280,10 +280,10 @@ class FrameWriter:
         for number in [n for n, each in self._large.items() if each.granted and each.after <= left]:
             outgoing = self._large[number]
             if written := outgoing.write(WRITTEN_BYTES):
-                pieces.append(_head.pack(Kind.WRITTEN, number, written))
+                pieces.append(_head.pack(FrameKind.WRITTEN, number, written))
                 size += written
             elif chunk := outgoing.next_chunk(4 * CHUNK_BYTES):
-                pieces += (_head.pack(Kind.CHUNK, number, len(chunk)), chunk)
+                pieces += (_head.pack(FrameKind.CHUNK, number, len(chunk)), chunk)
                 size += len(chunk)
             if outgoing.at_end():
                 del self._large[number]
@@ -301,9 +301,9 @@ class FrameWriter:
     def _offer_held(self) -> None:
         while self._held and self._may_open():
             number, offer = self._held.popitem(last=False)
-            self._frame(Kind.OFFER, number, offer)
+            self._frame(FrameKind.OFFER, number, offer)
 
-    def _frame(self, kind: Kind, number: int, body: bytes) -> None:
+    def _frame(self, kind: FrameKind, number: int, body: bytes) -> None:
         self._small.append(_head.pack(kind, number, len(body)) + body)
         self.queued_bytes += _head.size + len(body)
         self._num_frames += 1
@@ -318,7 +318,9 @@ class FrameReader:
         lending: what was lent to the other end.
     """
 
-    def __init__(self, on_grant: OnGrant, max_bytes: int, lending: Lending | None = None) -> None:
+    def __init__(
+        self, on_grant: OnGrant, max_bytes: int, lending: ReplyBuffers | None = None
+    ) -> None:
         self._on_grant = on_grant
         self._lending = lending
         self._max_bytes = max_bytes
@@ -335,7 +337,7 @@ class FrameReader:
         parts: Sequence[Buffer | memoryview],
         names: Sequence[str],
         shared: Container[int] = (),
-    ) -> Message | None:
+    ) -> WireMessage | None:
         """Say where an offered message goes: memory for each part, or the buffer that is here.
 
         Args:
@@ -388,9 +390,9 @@ class FrameReader:
         """
         if not self._left and not self._filled and count > _head.size:
             code, _, length = _head.unpack_from(self._scratch)
-            if code == Kind.MESSAGE and count == _head.size + length:
+            if code == FrameKind.MESSAGE and count == _head.size + length:
                 # The usual case: one small message.
-                return (Message(*frames.split(bytes(self._scratch[_head.size : count]))),)
+                return (WireMessage(*frames.split(bytes(self._scratch[_head.size : count]))),)
         return self._advance(count)
 
     def _advance(self, count: int) -> Iterator[Event]:
@@ -403,14 +405,14 @@ class FrameReader:
         while not self._left and self._filled - start >= _head.size:
             code, number, length = _head.unpack_from(view, start)
             body, came = start + _head.size, min(self._filled - start - _head.size, length)
-            if code == Kind.CHUNK:
+            if code == FrameKind.CHUNK:
                 start = body + came
                 self._number, self._left = number, length - came
                 place = self._place(number, length)
                 if place is not None:
                     place[:came] = view[body:start]
                     yield from self._chunk_read(number, came)
-            elif code == Kind.WRITTEN:
+            elif code == FrameKind.WRITTEN:
                 start = body
                 if self._place(number, length, written=True) is not None:
                     yield from self._chunk_read(number, length)
@@ -454,25 +456,25 @@ class FrameReader:
 
     def _event(self, code: int, number: int, body: bytes) -> Event | None:
         match code:
-            case Kind.MESSAGE:
-                return Message(*frames.split(body))
-            case Kind.OFFER | Kind.UNASKED:
-                return self._offered(number, body, code == Kind.UNASKED)
-            case Kind.GRANT:
+            case FrameKind.MESSAGE:
+                return WireMessage(*frames.split(body))
+            case FrameKind.OFFER | FrameKind.UNASKED:
+                return self._offered(number, body, code == FrameKind.UNASKED)
+            case FrameKind.GRANT:
                 self._on_grant(number, decode_present(body), _NO_OFFSETS)
-            case Kind.PLACES:
+            case FrameKind.PLACES:
                 places = decode_places(body)
                 self._on_grant(number, places.present, places.offsets)
-            case Kind.ABANDON:
+            case FrameKind.ABANDON:
                 if self._large.pop(number, self) is not self:
                     return Withdrawn(number)
-            case Kind.PLACED if self._lending is not None:
-                return Message(*self._lending.take(body))
-            case Kind.CREDIT:
+            case FrameKind.PLACED if self._lending is not None:
+                return WireMessage(*self._lending.take(body))
+            case FrameKind.CREDIT:
                 return Credited(number)
-            case Kind.RETURNED:
+            case FrameKind.RETURNED:
                 return Returned()
-            case _ if code != Kind.PING:
+            case _ if code != FrameKind.PING:
                 raise ValueError(f"a frame of kind {code}")
         return None
 
@@ -492,6 +494,6 @@ class FrameReader:
         return Offered(number, offer, unasked)
 
 
-def _whole(number: int, incoming: Incoming) -> Message:
+def _whole(number: int, incoming: Incoming) -> WireMessage:
     header, *buffers = incoming.buffers()
-    return Message(header.view, buffers, number)
+    return WireMessage(header.view, buffers, number)

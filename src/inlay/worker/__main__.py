@@ -5,7 +5,7 @@ import atexit
 import os
 import sys
 
-from inlay.pace import importing
+from inlay.base.pace import importing
 
 with importing():
     from inlay.telemetry import configure

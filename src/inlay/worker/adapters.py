@@ -28,18 +28,18 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from inlay import liveness
 from inlay.adapter import LoraFiles, PromptFiles
 from inlay.adapter.files import PIPELINE, check_fits, dtype_of, elements, shapes_of
 from inlay.adapter.library import Opened
-from inlay.card import Adapter
-from inlay.commands import AdapterState, AdapterStatus, LoadAdapter
-from inlay.digest import Secret, row_digests
+from inlay.base import liveness
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError, NotFoundError
+from inlay.base.single_flight import SingleFlight
 from inlay.engine.api import AdapterEngine, Engine
-from inlay.errors import EngineError, InlayError, InvalidRequestError, NotFoundError
-from inlay.prompt import Buffer, Prompt, Rows
-from inlay.request import Emit, Output, Request, Task
-from inlay.single_flight import SingleFlight
+from inlay.messages.card import Adapter
+from inlay.messages.commands import AdapterState, AdapterStatus, LoadAdapter
+from inlay.messages.digest import Secret, row_digests
+from inlay.messages.prompt import Buffer, Prompt, Rows
+from inlay.messages.request import Emit, Output, Request, Task
 from inlay.tensors.rows import to_rows
 from inlay.tensors.tensor import Tensor
 from inlay.worker.sleeping import SleepControl

@@ -15,14 +15,14 @@ from statistics import median
 from typing import NamedTuple, NoReturn
 from uuid import uuid4
 
-from inlay import liveness
-from inlay.card import CanaryResult, Exactness, ModelCard
+from inlay.base import liveness
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.api import Engine
 from inlay.engine.check_text import text_ids
 from inlay.engine.probe import outputs_of
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Emit, Request, Sampling, Task, TokenLogprobs
+from inlay.messages.card import CanaryResult, Exactness, ModelCard
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Emit, Request, Sampling, Task, TokenLogprobs
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +50,14 @@ _LEAST_ROUNDING = 1e-4
 _numbers = count()
 
 
-class Answer(NamedTuple):
+class CanaryAnswer(NamedTuple):
     """Ids of an output and their logprobs, one for each."""
 
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
 
 
-def distance(first: Answer, now: Answer) -> float:
+def distance(first: CanaryAnswer, now: CanaryAnswer) -> float:
     """Return the relative distance of two answers to one prompt.
 
     The median over the tokens, up to the first where another was chosen, of the root mean square of
@@ -138,7 +138,7 @@ class Canary:
         self._tell = tell
         self._due = asyncio.Event()
         self._ids: tuple[int, ...] = ()
-        self._first: Answer | None = None
+        self._first: CanaryAnswer | None = None
         self.last: CanaryResult | None = None
 
     def soon(self) -> None:
@@ -182,7 +182,7 @@ class Canary:
             self._first = answer
         return self._compare(self._first, answer, bound_of(card, invariant=self._invariant))
 
-    async def _ask(self, top: int) -> Answer | None:
+    async def _ask(self, top: int) -> CanaryAnswer | None:
         """Return the answer; None if none came.
 
         Raises `InvalidRequestError` if the engine does not take it.
@@ -210,12 +210,12 @@ class Canary:
                 raise error
         if last.finish_reason != "length":
             return None
-        return Answer(
+        return CanaryAnswer(
             tuple(id_ for output in outputs for id_ in output.token_ids),
             tuple(each for output in outputs for each in output.logprobs),
         )
 
-    def _compare(self, first: Answer, answer: Answer, bound: float) -> bool:
+    def _compare(self, first: CanaryAnswer, answer: CanaryAnswer, bound: float) -> bool:
         found = distance(first, answer)
         right = found <= bound and (bound > 0 or answer == first)
         before = self.last or CanaryResult(at=0, distance=0, bound=bound)

@@ -5,11 +5,11 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from inlay.card import Address, ModelCard
-from inlay.commands import Command, ReadStats
-from inlay.errors import DeadlineExceededError, OverloadedError
-from inlay.routing import KvEvents
-from inlay.transport.link import Link
+from inlay.base.errors import DeadlineExceededError, OverloadedError
+from inlay.messages.card import Address, ModelCard
+from inlay.messages.commands import Command, ReadStats
+from inlay.messages.routing import KvEvents
+from inlay.transport.link import PeerLink
 from inlay.transport.local import LocalPlane
 
 R = TypeVar("R")
@@ -27,7 +27,7 @@ class EngineProxy:
 
     def __init__(self, plane: LocalPlane) -> None:
         self._plane = plane
-        self._link: Link | None = None
+        self._link: PeerLink | None = None
         self._announce: Callable[[ModelCard], None] = lambda card: None
         self._on_cache_events: Callable[[KvEvents], None] | None = None
 
@@ -61,7 +61,7 @@ class EngineProxy:
             await self._plane.changed()
 
     async def guard(self, kill: Callable[[], object], seconds: float) -> None:
-        """Call `kill` when the process has not answered for `seconds` (`inlay.liveness`).
+        """Call `kill` when the process has not answered for `seconds` (`inlay.base.liveness`).
 
         Such a process stands still: its engine may take its time, what answers is another thread.
         Runs until cancelled.

@@ -8,7 +8,7 @@ import math
 from itertools import count
 
 from inlay.engine.references import LocalReferences
-from inlay.transport.local import Channel
+from inlay.transport.local import LocalTransport
 from inlay.transport.messages import SettledReference, SettleReference, ToWorker
 from inlay.transport.pending_calls import PendingCalls
 
@@ -19,7 +19,7 @@ class FleetReferences:
     What the fleet keeps is kept in the user's cache too.
     """
 
-    def __init__(self, channel: "Channel[ToWorker]") -> None:
+    def __init__(self, channel: "LocalTransport[ToWorker]") -> None:
         self._channel = channel
         self._local = LocalReferences()
         self._loop = asyncio.get_running_loop()

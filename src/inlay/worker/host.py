@@ -10,8 +10,18 @@ import msgspec
 from msgspec.structs import replace
 
 from inlay.adapter.library import AdapterLibrary
-from inlay.card import EMBEDS_OFF, Address, ModelCard, SelfCheck, StageCard
-from inlay.commands import (
+from inlay.base.errors import (
+    EmbeddingsError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from inlay.engine.api import Engine, GenerateEngine, PageEngine, PeerWorkers
+from inlay.engine.kv_events import BlockEventSource
+from inlay.engine.settings import EngineSettings
+from inlay.extension import extensions, parts
+from inlay.messages.card import EMBEDS_OFF, Address, ModelCard, SelfCheck, StageCard
+from inlay.messages.commands import (
     AdapterLoaded,
     AdapterStatuses,
     AdapterUnloaded,
@@ -34,19 +44,9 @@ from inlay.commands import (
     Woken,
     name_of,
 )
-from inlay.digest import Secret
-from inlay.engine.api import Engine, GenerateEngine, PageEngine, Peers
-from inlay.engine.kv_events import BlockEventSource
-from inlay.engine.settings import EngineSettings
-from inlay.errors import (
-    EmbeddingsError,
-    InlayError,
-    InvalidRequestError,
-    OverloadedError,
-)
-from inlay.extension import extensions, parts
-from inlay.request import Emit, Request, Task
-from inlay.routing import KvEvents, KvSnapshot
+from inlay.messages.digest import Secret
+from inlay.messages.request import Emit, Request, Task
+from inlay.messages.routing import KvEvents, KvSnapshot
 from inlay.telemetry import Tracing
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.worker.adapters import AdapterRegistry
@@ -105,7 +105,7 @@ class EngineHost:
         prompt_embeds: bool = True,
         embeds_cache: EmbedsCache | None = None,
         stage: StageCard | None = None,
-        peers: Peers | None = None,
+        peers: PeerWorkers | None = None,
         self_check: SelfCheck | None = None,
     ) -> None:
         self._stage = stage
@@ -120,8 +120,10 @@ class EngineHost:
         self._dials = False
         self._requests = RunningRequests()
         self._tracing = tracing
-        self._feed = KvFeed()
-        self._tells = isinstance(engine, BlockEventSource) and engine.watch_blocks(self._feed.take)
+        self._kv_events = KvFeed()
+        self._reports_kv = isinstance(engine, BlockEventSource) and engine.watch_blocks(
+            self._kv_events.take
+        )
         self._sleeping = SleepControl(engine, self._requests, enabled=sleep_mode, tell=self._tell)
         self._probing = EngineProber(
             engine, self._sleeping, interval=probe_interval, timeout=probe_timeout, tell=self._tell
@@ -148,7 +150,7 @@ class EngineHost:
         level = self._sleeping.level
         card = replace(self._engine.card, asleep=level, probe=None if level else self._probing.last)
         card = replace(card, canary=None if level else self._canary.last)
-        card = replace(card, kv_events=self._tells, address=self._address, dials=self._dials)
+        card = replace(card, kv_events=self._reports_kv, address=self._address, dials=self._dials)
         card = replace(card, stage=self._stage)
         if self._self_check is not None:
             card = replace(card, self_check=self._self_check)
@@ -162,17 +164,17 @@ class EngineHost:
         self._tell()
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
-        """As `inlay.routing.CacheEventSource`."""
-        self._feed.watch(tell)
+        """As `inlay.messages.routing.CacheEventSource`."""
+        self._kv_events.watch(tell)
 
     async def kv_snapshot(self) -> KvSnapshot:
-        """As `inlay.routing.CacheEventSource`.
+        """As `inlay.messages.routing.CacheEventSource`.
 
         Raises `InvalidRequestError` for an engine that tells nothing.
         """
-        if not self._tells:
+        if not self._reports_kv:
             raise InvalidRequestError("the worker tells of no cache")
-        return self._feed.snapshot()
+        return self._kv_events.snapshot()
 
     def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]:
         """As `RequestHandler.watch`."""
@@ -377,7 +379,7 @@ async def host_of(
     prompt_embeds: bool = True,
     embeds_cache: EmbedsCache | None = None,
     stage: StageCard | None = None,
-    peers: Peers | None = None,
+    peers: PeerWorkers | None = None,
     self_check: SelfCheck | None = None,
 ) -> EngineHost:
     """A host for a started engine, with the adapters that its settings name; as `EngineHost`.

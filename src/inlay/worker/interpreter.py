@@ -13,8 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import inlay
-from inlay import extension, liveness
-from inlay.errors import InvalidRequestError
+from inlay import extension
+from inlay.base import liveness
+from inlay.base.errors import InvalidRequestError
 
 NEEDED: Mapping[str, str] = {
     "blake3": "1.0",

@@ -5,8 +5,8 @@ Numbered messages, and all of it when one is asked for.
 
 from collections.abc import Callable, Iterator
 
-from inlay.prompt import Buffer
-from inlay.routing import (
+from inlay.messages.prompt import Buffer
+from inlay.messages.routing import (
     KEY_SIZE,
     Cleared,
     KvEvent,

@@ -9,9 +9,9 @@ from inlay.adapter import LoraFiles, open_adapter
 from inlay.adapter.address import AllowedSources, parse
 from inlay.adapter.files import check_fits, shapes_of
 from inlay.adapter.tables import ignore, unchanged_from
-from inlay.commands import LoadAdapter
+from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError, NotFoundError
+from inlay.messages.commands import LoadAdapter
 
 
 class _Module(msgspec.Struct, forbid_unknown_fields=True):

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from inlay.address import Address
-from inlay.card import StageCard
-from inlay.engine.api import Engine, Peers
-from inlay.errors import EngineError, InlayError
-from inlay.request import Emit, Request, Task
+from inlay.base.address import Address
+from inlay.base.errors import EngineError, InlayError
+from inlay.engine.api import Engine, PeerWorkers
+from inlay.messages.card import StageCard
+from inlay.messages.request import Emit, Request, Task
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class HostAccess:
 
     engine: Engine
     stage: StageCard | None
-    peers: Peers | None
+    peers: PeerWorkers | None
     address: Callable[[], Address | None]
     admit: Callable[[Request, Emit, Handle | None], None]
 

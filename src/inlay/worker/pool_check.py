@@ -15,14 +15,14 @@ from uuid import uuid4
 
 import numpy as np
 
-from inlay.card import ModelCard, SelfCheck
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.api import Engine
 from inlay.engine.pool_reference import BOUND, Answer, PoolReference, key_of
 from inlay.engine.probe import FIRST, outputs_of, probe_failed
 from inlay.engine.references import references
-from inlay.errors import EngineError, InlayError, InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, Request, Sampling, Task
+from inlay.messages.card import ModelCard, SelfCheck
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output, Request, Sampling, Task
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from inlay import liveness
-from inlay.card import Probe
+from inlay.base import liveness
+from inlay.base.errors import EngineError, InlayError
 from inlay.engine.api import Engine
-from inlay.errors import EngineError, InlayError
+from inlay.messages.card import Probe
 from inlay.worker.sleeping import SleepControl
 
 log = logging.getLogger(__name__)

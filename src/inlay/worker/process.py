@@ -13,20 +13,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from inlay import engine, liveness
-from inlay.card import SelfCheck, StageCard
-from inlay.commands import AnyCommand
-from inlay.digest import Secret
+from inlay import engine
+from inlay.base import liveness
+from inlay.base.errors import EngineError, ErrorFrame, InlayError
+from inlay.base.pace import freeze_gc
 from inlay.engine import references
 from inlay.engine.api import FailingEngine, HostMemoryUser, PeerUser
 from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError, ErrorFrame, InlayError
-from inlay.pace import freeze_gc
+from inlay.messages.card import SelfCheck, StageCard
+from inlay.messages.commands import AnyCommand
+from inlay.messages.digest import Secret
 from inlay.telemetry import TelemetrySettings, Tracing, configure
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
-from inlay.transport.local import Arena, Channel
+from inlay.transport.local import Arena, LocalTransport
 from inlay.transport.local.arena import anonymous_file
 from inlay.transport.messages import Boot, Failed, FromWorker, Listen, SettledReference, ToWorker
 from inlay.transport.peers import PeerConnections
@@ -58,7 +59,10 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, channel: Channel[FromWorker], python: Interpreter
+        self,
+        process: asyncio.subprocess.Process,
+        channel: LocalTransport[FromWorker],
+        python: Interpreter,
     ) -> None:
         self._process = process
         self._python = python
@@ -171,7 +175,9 @@ async def spawn(
             # the worker go.
             start_new_session=True,
         )
-    channel: Channel[FromWorker] = await Channel.open(ours, arena, FromWorker, sends_shared=True)
+    channel: LocalTransport[FromWorker] = await LocalTransport.open(
+        ours, arena, FromWorker, sends_shared=True
+    )
     # What nobody gave stays so: engines have defaults of their own.
     told = (telemetry or TelemetrySettings()).model_dump_json()
     channel.send(
@@ -250,7 +256,7 @@ async def run(
 ) -> int:
     """Run the child process; return its exit status."""
     arena = Arena(arena_bytes, arena_fd)
-    channel: Channel[ToWorker] = await Channel.open(
+    channel: LocalTransport[ToWorker] = await LocalTransport.open(
         socket.socket(fileno=socket_fd), arena, ToWorker, sends_shared=False
     )
     stop = asyncio.Event()
@@ -325,7 +331,7 @@ async def run(
 
 
 def _serve(
-    channel: Channel[ToWorker],
+    channel: LocalTransport[ToWorker],
     host: EngineHost,
     endpoint: Endpoint | None,
     asking: FleetReferences | None,
@@ -364,7 +370,7 @@ async def _started(runner: engine.Engine, mode: str, *, shared: bool) -> SelfChe
 
 async def _while_awaited(
     starting: Coroutine[object, object, T],
-    channel: Channel[ToWorker],
+    channel: LocalTransport[ToWorker],
     stop: asyncio.Event,
     asking: FleetReferences | None,
 ) -> T:
@@ -386,7 +392,7 @@ async def _while_awaited(
     os._exit(1)
 
 
-async def _hear_answers(channel: Channel[ToWorker], asking: FleetReferences | None) -> None:
+async def _hear_answers(channel: LocalTransport[ToWorker], asking: FleetReferences | None) -> None:
     """Hand on the answers to what is asked before the worker is ready; anything else is the end."""
     while isinstance(answer := await channel.receive(), SettledReference) and asking is not None:
         asking.heard(answer)
@@ -411,7 +417,7 @@ async def _failed(runner: engine.Engine) -> None:
         raise await runner.failed()
 
 
-async def _fail(channel: Channel[ToWorker], error: InlayError) -> int:
+async def _fail(channel: LocalTransport[ToWorker], error: InlayError) -> int:
     channel.send(Failed(ErrorFrame.of(error)))
     with suppress(EOFError):
         await channel.drain()

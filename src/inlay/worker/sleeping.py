@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
-from inlay import liveness
+from inlay.base import liveness
+from inlay.base.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.engine.api import Engine, SleepingEngine
-from inlay.errors import EngineError, InvalidRequestError, OverloadedError
-from inlay.request import Emit, Output
+from inlay.messages.request import Emit, Output
 
 log = logging.getLogger(__name__)
 

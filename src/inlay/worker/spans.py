@@ -5,7 +5,7 @@ The request, and in it how long it was queued, prefilled and decoded.
 
 import time
 
-from inlay.request import Emit, Output, Request, Usage
+from inlay.messages.request import Emit, Output, Request, Usage
 from inlay.telemetry import Tracing
 
 

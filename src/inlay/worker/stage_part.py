@@ -5,13 +5,13 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.api import FedEngine, PausingEngine
-from inlay.engine.inflow import Inflow
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.request import Emit, Request, Task
-from inlay.worker.held import HeldPayloads
-from inlay.worker.leased import LeasedInputs
+from inlay.engine.input_stream import InputStream
+from inlay.messages.request import Emit, Request, Task
+from inlay.worker.input_fetcher import InputFetcher
 from inlay.worker.part import Handle, HostAccess, guarded
+from inlay.worker.payload_store import PayloadStore
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ class StagePart:
 
     def __init__(self, host: HostAccess) -> None:
         self._host = host
-        self.held = HeldPayloads(host.engine.abort, self._pause)
-        self.leased = None if host.peers is None else LeasedInputs(host.peers, self._admit)
+        self.held = PayloadStore(host.engine.abort, self._pause)
+        self.leased = None if host.peers is None else InputFetcher(host.peers, self._admit)
         self.handlers: Mapping[Task, Handle] = {Task.FETCH: self.held.answer}
 
     def begin(self, request: Request, emit: Emit) -> None:
@@ -70,11 +70,11 @@ class StagePart:
         """As `WorkerPart`."""
         return self.held.num_made
 
-    def _admit(self, request: Request, emit: Emit, inflow: Inflow | None = None) -> None:
+    def _admit(self, request: Request, emit: Emit, inflow: InputStream | None = None) -> None:
         submit = None if inflow is None else partial(self._submit_fed, inflow=inflow)
         self._host.admit(request, emit, submit)
 
-    def _submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
+    def _submit_fed(self, request: Request, emit: Emit, inflow: InputStream) -> None:
         if not isinstance(self._host.engine, FedEngine):
             raise InvalidRequestError("this worker's engine takes no inputs while it runs")
         self._host.engine.submit_fed(request, emit, inflow)

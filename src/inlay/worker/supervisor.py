@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
-from inlay.card import ModelCard
-from inlay.commands import AnyCommand, LoadAdapter, Sleep
-from inlay.errors import EngineError
-from inlay.transport.link import Link
+from inlay.base.errors import EngineError
+from inlay.messages.card import ModelCard
+from inlay.messages.commands import AnyCommand, LoadAdapter, Sleep
+from inlay.transport.link import PeerLink
 from inlay.transport.local import LocalPlane
 from inlay.worker.process import WorkerProcess
 
@@ -150,7 +150,7 @@ class RestartGroup:
                 other.kill()
 
 
-def _reason(process: WorkerProcess, link: Link) -> str:
+def _reason(process: WorkerProcess, link: PeerLink) -> str:
     said = f"the worker process {process.fate}"
     return said if link.failure is None else f"{said}: {link.failure.message}"
 

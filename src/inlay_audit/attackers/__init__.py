@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay_audit.attacker import Attacker
 from inlay_audit.attackers.geometry import Signature, SortedValues
 from inlay_audit.attackers.nearest import Nearest, WhitenedNearest

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.tensors.hub import asking_hub, local_directory
 from inlay.tensors.tidy_directory import tidied
 from inlay_audit.prompts import AuditPrompt, Floats, Rng

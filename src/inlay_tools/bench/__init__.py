@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from inlay.base.errors import EngineError
 from inlay.cli.command import UsageError
 from inlay.cli.process import Console, waiting
 from inlay.client import Uploader
-from inlay.errors import EngineError
 from inlay_tools.bench.load import Load, Sender
 from inlay_tools.bench.metrics import Metrics, Round, goodput_bounds
 from inlay_tools.bench.report import Measured, as_text, compared, comparison

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
 from inlay_tools.bench.workload import Body
 from inlay_tools.http_client import EventReader, HttpClient
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
+from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.cli.command import FileError, UsageError
 from inlay.client import EmbeddedPrompt, Uploader
-from inlay.errors import InvalidRequestError, NotFoundError
 from inlay_tools.files import read
 from inlay_tools.http_client import HttpClient, ServedModel
 from inlay_tools.settings import WorkloadSettings

@@ -13,11 +13,11 @@ from contextlib import ExitStack
 
 import msgspec
 
+from inlay.base.errors import InlayError
 from inlay.cli.command import UsageError
 from inlay.cli.process import Console
 from inlay.client import PromptEmbedder, Uploader
-from inlay.errors import InlayError
-from inlay_tools.chat.answer import Answer
+from inlay_tools.chat.answer import ChatReply
 from inlay_tools.chat.conversation import Conversation
 from inlay_tools.chat.own_server import own_server, serve_settings
 from inlay_tools.chat.prompting import Prompting, history_file
@@ -101,7 +101,7 @@ def _embedder(settings: ChatSettings) -> PromptEmbedder | None:
 
 
 def _answer_once(session: Session, question: str, runner: asyncio.Runner, as_json: bool) -> None:
-    answer = Answer()
+    answer = ChatReply()
     if not as_json:
         runner.run(session.answer(question, answer))
         return

@@ -6,14 +6,14 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from inlay.errors import EngineError, OverloadedError
+from inlay.base.errors import EngineError, OverloadedError
 from inlay_tools.http_client import EventReader, HttpClient
 
 Kind: TypeAlias = Literal["text", "reasoning"]
 
 
 @dataclass
-class Answer:
+class ChatReply:
     """An answer so far.
 
     Attributes:
@@ -56,7 +56,7 @@ class Answer:
 
 
 async def streamed(
-    client: HttpClient, body: dict[str, Any], answer: Answer
+    client: HttpClient, body: dict[str, Any], answer: ChatReply
 ) -> AsyncGenerator[tuple[Kind, str], None]:
     """Ask, and yield the answer piece by piece; `answer` has all that came, also after an error.
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import pybase64
 
+from inlay.base.errors import EmbeddingsError, InvalidRequestError
 from inlay.client import EmbeddedPrompt, Uploader, loads
-from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.media.image import FORMATS, read_image_header
 from inlay_tools.files import read_to_send
 

@@ -10,7 +10,7 @@ from inlay_tools.settings import ChatSettings
 
 
 @dataclass
-class Message:
+class ChatMessage:
     """One message.
 
     Attributes:
@@ -46,12 +46,12 @@ class Conversation:
     settings: ChatSettings
     model: str
     system: str | None = None
-    messages: list[Message] = field(default_factory=list)
+    messages: list[ChatMessage] = field(default_factory=list)
     attached: list[Attachment] = field(default_factory=list)
 
     def ask(self, text: str) -> None:
         """Add a message of the user, with what is attached."""
-        self.messages.append(Message("user", text, tuple(self.attached)))
+        self.messages.append(ChatMessage("user", text, tuple(self.attached)))
         self.attached.clear()
 
     def take_back(self) -> None:

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import cast
 
+from inlay.base.errors import EngineError
 from inlay.cli.process import Console
 from inlay.cli.settings import ServeSettings
-from inlay.errors import EngineError
 
 _END_SECONDS = 20.0
 

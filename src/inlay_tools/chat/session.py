@@ -8,13 +8,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
+from inlay.base.errors import InlayError, NotFoundError
 from inlay.cli.command import FileError
 from inlay.cli.process import columns, waiting
 from inlay.client import PromptEmbedder, Uploader
-from inlay.errors import InlayError, NotFoundError
-from inlay_tools.chat.answer import Answer, streamed
+from inlay_tools.chat.answer import ChatReply, streamed
 from inlay_tools.chat.attachment import attachment
-from inlay_tools.chat.conversation import Conversation, Message
+from inlay_tools.chat.conversation import ChatMessage, Conversation
 from inlay_tools.chat.prompting import Prompting
 from inlay_tools.chat.screen import Interrupts, Screen
 from inlay_tools.http_client import HttpClient
@@ -87,14 +87,14 @@ class Session:
 
         async def answered() -> None:
             with interrupts.answering():
-                await self.answer(message, Answer())
+                await self.answer(message, ChatReply())
 
         try:
             runner.run(answered())
         except asyncio.CancelledError:
             self.screen.note("stopped")
 
-    async def answer(self, message: str, answer: Answer) -> None:
+    async def answer(self, message: str, answer: ChatReply) -> None:
         """Ask, show the answer, and remember both.
 
         After Ctrl-C what had come by then is remembered. After an error nothing is.
@@ -119,7 +119,7 @@ class Session:
             self.screen.end()
         conversation.messages.append(_assistant(answer.text))
 
-    async def _streamed(self, answer: Answer) -> None:
+    async def _streamed(self, answer: ChatReply) -> None:
         try:
             await self._shown(answer)
         except NotFoundError as error:
@@ -129,7 +129,7 @@ class Session:
             self.uploader.forget()
             await self._shown(answer)
 
-    async def _shown(self, answer: Answer) -> None:
+    async def _shown(self, answer: ChatReply) -> None:
         with waiting(self.screen.console, "sending"):
             body = await asyncio.to_thread(self.conversation.body, self.uploader)
         async with aclosing(streamed(self.client, body, answer)) as pieces:
@@ -211,5 +211,5 @@ class Session:
         self.screen.console.out("\n".join(lines) + "\n")
 
 
-def _assistant(text: str) -> Message:
-    return Message("assistant", text)
+def _assistant(text: str) -> ChatMessage:
+    return ChatMessage("assistant", text)

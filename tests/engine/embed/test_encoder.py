@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.families import FAMILIES
 from inlay.engine.embed.gelu import fuse_gelu
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.weights.linear_methods import packs
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
 from tests import embedding_reference as reference
 from tests.embedding_models import (
     EMBEDDING_MODELS,

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from inlay import engine as engines
+from inlay.base.errors import InvalidRequestError, OverloadedError
 from inlay.engine.api import Engine
 from inlay.engine.embed.families import FAMILIES, family_of
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.prompt import Buffer, Media, Prompt, Tokens
-from inlay.request import Output
+from inlay.messages.prompt import Buffer, Media, Prompt, Tokens
+from inlay.messages.request import Output
 from inlay.tensors.table import config_of
 from tests.audio_models import AUDIO_FAMILIES
 from tests.embedding_reference import cosine

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
+from inlay.base.errors import EngineError
 from inlay.engine.embed import encoder as encoder_module
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.tiled import LayerSizes, Parts, TiledEncoder, library, tile
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.native import build, sources
-from inlay.errors import EngineError
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from tests.embedding_models import sized_embedding
 from tests.lifelike import lifelike
 

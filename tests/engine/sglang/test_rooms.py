@@ -6,17 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from inlay import engine as engines
-from inlay.address import KvRoom
-from inlay.card import ModelCard
+from inlay.base.address import KvRoom
+from inlay.base.errors import KV_LOST, EngineError, InvalidRequestError, OverloadedError
 from inlay.cli.serve import _check as check_served
 from inlay.engine.probe import FIRST
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang.request_tracker import SglangRequestTracker
 from inlay.engine.sglang.rooms import FAKE_HOST, checked, words
-from inlay.errors import KV_LOST, EngineError, InvalidRequestError, OverloadedError
 from inlay.http.settings import FrontendSettings
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.card import ModelCard
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output, Request, Sampling
 from tests.router.standing import CARD
 
 ROOM = KvRoom("10.0.0.1", 8998, 7)

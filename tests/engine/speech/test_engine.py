@@ -13,23 +13,23 @@ import pytest
 import soundfile
 import torch
 
-from inlay.digest import Secret
-from inlay.engine.inflow import Inflow
-from inlay.engine.settings import EngineSettings
-from inlay.engine.speech.engine import SpeechEngine
-from inlay.engine.speech.job import Piece
-from inlay.engine.speech.talker import Talk
-from inlay.errors import (
+from inlay.base.errors import (
     LEASE_LOST,
     EngineError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
 )
+from inlay.engine.input_stream import InputStream
+from inlay.engine.settings import EngineSettings
+from inlay.engine.speech.engine import SpeechEngine
+from inlay.engine.speech.job import Piece
+from inlay.engine.speech.talker import Talk
 from inlay.media.sound_files import FORMATS
-from inlay.prompt import Buffer
-from inlay.request import Input, Output, Payload, Request, Task
-from inlay.speech import Speech
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Input, Output, Payload, Request, Task
+from inlay.messages.speech import Speech
 from tests.engine.speech.test_speech import states
 from tests.omni_models import omni
 
@@ -65,7 +65,7 @@ async def test_a_text_that_breaks_off_is_an_error_and_no_end_of_the_sound(
     talker: SpeechEngine, at_once: bool
 ) -> None:
     outputs: asyncio.Queue[Output] = asyncio.Queue()
-    inflow = Inflow()
+    inflow = InputStream()
     params = Speech(voice="Ethan", prompt_tokens=PROMPT, temperature=0, max_tokens=40)
     request = Request(id="r", task=Task.STAGE, prompts=(), params=params)
     talker.submit_fed(request, outputs.put_nowait, inflow)
@@ -200,7 +200,7 @@ async def test_a_sleeping_part_has_no_model_and_wakes_with_the_same_answers(part
             prompts=(),
             params=Speech(voice="Ethan", prompt_tokens=PROMPT),
         )
-        engine.submit_fed(left, lambda _: None, Inflow())
+        engine.submit_fed(left, lambda _: None, InputStream())
         with pytest.raises(EngineError, match="1 requests are under way"):
             await engine.sleep(1)
         engine.abort(left.id)

@@ -14,16 +14,16 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import Tensor
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speech.job import Piece, tensor_of
 from inlay.engine.speech.loading import load
 from inlay.engine.speech.talker import Talk, Talker
-from inlay.engine.speech.vocoder import Sounding, Vocoder
-from inlay.errors import EngineError, InvalidRequestError
+from inlay.engine.speech.vocoder import Vocoder, VocoderState
 from inlay.media.positions import media_runs
-from inlay.prompt import Buffer
-from inlay.request import Input, Payload
-from inlay.speech import Speech
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Input, Payload
+from inlay.messages.speech import Speech
 from tests.engine.torch.vision_reference import (
     Clip,
     Parts,
@@ -261,7 +261,7 @@ def test_sound_in_chunks_is_nearly_that_of_all_codes(chunk: int) -> None:
 def test_sound_that_is_not_finite_is_an_error() -> None:
     (voice, *_) = vocoder()._voices.values()
     nothing = torch.full_like(voice.condition, torch.nan)
-    state = Sounding(vocoder(), Speech(voice="Ethan"), voice._replace(condition=nothing))
+    state = VocoderState(vocoder(), Speech(voice="Ethan"), voice._replace(condition=nothing))
     data = Buffer(torch.tensor(some_codes(4), dtype=torch.int32).numpy().tobytes())
     codes = Input("codes", Payload("codes", "int32", (4,), data))
     with pytest.raises(EngineError, match="sound is not finite"):

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.digest import Secret
 from inlay.engine.api import Engine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.media.engine import EncodeEngine
 from inlay.media.items import image_item
-from inlay.prompt import Buffer, Prompt
-from inlay.request import Output, Pooling, Request, Task
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Prompt
+from inlay.messages.request import Output, Pooling, Request, Task
 from tests.engine.torch.vision_reference import Picture, directory_of, model_of, pixels
 
 SECRET = Secret(bytes(32))

@@ -13,7 +13,7 @@ from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.windows import Chunk, Window
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 from tests.engine.torch import cuda_kernel
 
 LAYERS: dict[str, dict[str, Any]] = {
@@ -108,7 +108,7 @@ class Scene:
                 self.pages.page_size,
             )
             .to(self._device)
-            ._replace(wholes=self._wholes)
+            ._replace(atomic_spans=self._wholes)
         )
         shape = self._shape
         query, key, value = (

@@ -11,9 +11,9 @@ from itertools import count
 
 import msgspec
 
-from inlay.address import Address
-from inlay.digest import Secret
-from inlay.request import PageQuery, Request, Task
+from inlay.base.address import Address
+from inlay.messages.digest import Secret
+from inlay.messages.request import PageQuery, Request, Task
 from inlay.transport.peers import PeerConnections
 
 AT_ONCE = 8

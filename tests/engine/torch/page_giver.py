@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from inlay.address import Address
-from inlay.prompt import Prompt, Tokens
+from inlay.base.address import Address
+from inlay.messages.prompt import Prompt, Tokens
 from inlay.transport import wire
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.sequence import Sequence
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 
 
 def sequence_of(

@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.pages.cached import CachedPages, Piece
+from inlay.engine.torch.pages.cached import CachedPages, PageBatch
 from inlay.engine.torch.pages.copying import Part, RecordShape
 from inlay.engine.torch.plan import ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.windows import first_seen, size_of
-from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.digest import Chain, Secret, root_digest
+from inlay.messages.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.messages.request import Request, Sampling
 
 SECRET = Secret(bytes(32))
 POISON = 99
@@ -206,7 +206,7 @@ class Simulation:
         request = Request(id="x", prompts=(prompt,), params=Sampling(max_tokens=1), salt=salt)
         sequence = self.sequence_of(request)
         cached = CachedPages(self.scheduler, SlotCopier(self.slots, self.bounds))  # type: ignore[arg-type]
-        lack = cached.lack(sequence)
+        lack = cached.find_missing_pages(sequence)
         assert lack.cached <= lack.stop <= sequence.max_cacheable // self.bounds.page_size
         items, reached = self.items(sequence), lack.stop
         for pieces in (lack.full(), None):
@@ -222,7 +222,7 @@ class Simulation:
                     ]
                 done = 0
                 while done < count:
-                    rest = Piece(piece.group, piece.first + done, piece.digests[done:])
+                    rest = PageBatch(piece.group, piece.first + done, piece.digests[done:])
                     filled = cached.fill(None, lack, rest, content[done:])  # type: ignore[arg-type]
                     assert filled is not None
                     assert not filled.damaged

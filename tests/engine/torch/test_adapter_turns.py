@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from inlay.engine.torch.adapter_turns import STARVED, TURN, AdapterTurns
 from inlay.engine.torch.sequence import Sequence
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 
 
 def asking(*names: str | None, priorities: dict[str, int] | None = None) -> list[Sequence]:

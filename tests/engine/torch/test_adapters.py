@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from inlay.base.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapter_turns import TURN
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.lora import BASE, AdaptedLinear, LoraBank, LowRankPair, Selection
 from inlay.engine.torch.native import kernels
-from inlay.errors import EngineError, InvalidRequestError, NotFoundError
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from tests import adapters
 from tests.engine.adapter_conformance import AdapterConformance, Adapting, load
 from tests.engine.conformance import SECRET, Receiver, ids, make_request, run

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModel
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.torch.attention import gathered as gathered_attention
 from inlay.engine.torch.attention.choice import attention
 from inlay.engine.torch.attention.cuda import CudaAttention
@@ -23,8 +24,7 @@ from inlay.engine.torch.cache.kv_layout import PageGroup, first_page
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.windows import Chunk, Window, first_seen
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 from tests.engine.torch import cuda_kernel
 from tests.models import tiny
 
@@ -309,7 +309,7 @@ def test_what_the_kernel_on_cuda_is_called_with_means_the_same_attention(
 
 def test_runs_that_see_themselves_and_padding_reach_the_kernel_on_cuda() -> None:
     scene = Scene([(40, 1), (16, 30), (17, 20)])
-    batch = scene.batch._replace(wholes=((1, 20, 33), (2, 17, 19)))
+    batch = scene.batch._replace(atomic_spans=((1, 20, 33), (2, 17, 19)))
     steps = [torch.cat((tensor, tensor[:, :2]), 1) for tensor in scene.step()]
     for window in (None, 9):
         found, expected = (

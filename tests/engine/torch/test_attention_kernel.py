@@ -16,7 +16,7 @@ from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.native import Kernels, build, kernels, prebuilt, sources
 from inlay.engine.torch.windows import Chunk
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 from tests.engine.torch.test_attention import PAGE, SIZE, TOLERANCE, Scene, on_cpu
 
 DTYPES = list(TOLERANCE)
@@ -57,7 +57,7 @@ def in_chunks(
     for start, stop in pairwise(bounds):
         item = BatchItem(
             [(start, Tokens([1] * (stop - start)))], start, stop - start, scene.runs[0], 1,
-            wholes=[whole for whole in wholes if start <= whole[0] < stop],
+            atomic_spans=[whole for whole in wholes if start <= whole[0] < stop],
             decoding=decodes(stop - start),
         )  # fmt: skip
         scene.batch = Batch.pack([item], scene.pages.page_size)
@@ -144,7 +144,7 @@ def test_runs_that_see_themselves_whole_do_so_in_every_tile(
     wholes = [(2, 5), (60, 140), (150, 151)]
     scene = prompt(180)
     found = in_chunks(scene, cuts, Scoring(0.3, window), wholes)
-    item = BatchItem([(0, Tokens([1] * 180))], 0, 180, scene.runs[0], 1, wholes=wholes)
+    item = BatchItem([(0, Tokens([1] * 180))], 0, 180, scene.runs[0], 1, atomic_spans=wholes)
     reference = GatheredAttention(Batch.pack([item], PAGE), scene.pages, Workspace())
     expected = reference.attend(1, *scene.step(), Scoring(0.3, window))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inlay.base.errors import EngineError
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
-from inlay.errors import EngineError
-from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
 
 
 def rows_of(values: torch.Tensor) -> Rows:

@@ -14,8 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from inlay import demo
-from inlay.card import Exactness
-from inlay.digest import Secret
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.loading import card_of
@@ -28,9 +27,10 @@ from inlay.engine.torch.speculation.eagle import load_eagle
 from inlay.engine.torch.speculation.ngram import NgramDrafter
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.invariance import RotaryTable
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import PromptLogprobs, Request, Sampling, TokenLogprobs
+from inlay.messages.card import Exactness
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import PromptLogprobs, Request, Sampling, TokenLogprobs
 from tests.draft_heads import write_eagle
 from tests.engine import conformance
 from tests.engine.conformance import run

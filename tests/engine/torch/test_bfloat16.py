@@ -14,16 +14,16 @@ import torch
 from safetensors.torch import load_file
 
 from inlay import demo
-from inlay.card import Exactness
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.loading import card_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.card import Exactness
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Output, Request, Sampling, TokenLogprobs
 from inlay.render import Renderer
-from inlay.request import Output, Request, Sampling, TokenLogprobs
 
 NEAR = 0.25
 """Logits: four steps of bfloat16 from 8 to 16, where the largest of this model's are."""

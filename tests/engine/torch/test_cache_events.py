@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inlay.digest import Chain, root_digest
+from inlay.base.errors import ContextLengthError
 from inlay.engine.kv_events import BlockStored, Event, EventBatch, decode, encode
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.errors import ContextLengthError
-from inlay.prompt import Prompt, Tokens
-from inlay.routing import KEY_SIZE, KvEvent, keys_of
+from inlay.messages.digest import Chain, root_digest
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.routing import KEY_SIZE, KvEvent, keys_of
 from inlay.worker.kv_feed import KvFeed
 from tests.engine.kv_view import View
 from tests.engine.torch.simulation import SECRET, Simulation, bounds, rows

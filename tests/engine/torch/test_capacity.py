@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import available_memory, num_pages
-from inlay.errors import EngineError, InvalidRequestError
 
 GIB = 1 << 30
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inlay.engine.torch.step import Core
-from inlay.request import Output, Request
+from inlay.messages.request import Output, Request
 from tests.engine.torch.test_step import Outcome, core, make_request, prompts, run
 
 pytestmark = pytest.mark.usefixtures("overlap")

@@ -22,7 +22,7 @@ from inlay.engine.torch.sampling.constraints import (
     forbid_packed,
 )
 from inlay.engine.torch.sequence import Sequence
-from inlay.request import Sampling
+from inlay.messages.request import Sampling
 from tests.engine.torch.sequences import sequence_of
 from tests.engine.torch.test_overlap import core, outcomes
 from tests.engine.torch.test_sampler import choose, logits

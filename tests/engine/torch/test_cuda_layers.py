@@ -21,7 +21,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.weights import linear
 from inlay.engine.torch.weights.fused import FusedAttention, FusedGated
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 from tests.engine.torch.test_decode_graphs import as_on_cuda
 from tests.models import FAMILIES, make, tiny
 from tests.omni_models import omni

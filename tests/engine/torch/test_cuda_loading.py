@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from inlay.base.errors import EngineError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.paged import IMPLEMENTATION
 from inlay.engine.torch.cache import kv_layout
@@ -13,7 +14,6 @@ from inlay.engine.torch.loading import largest_step
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.weights import checkpoint
 from inlay.engine.torch.weights.linear import _own_norm
-from inlay.errors import EngineError
 from tests.models import tiny
 
 GIB = 1 << 30

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from inlay.digest import Secret
+from inlay.base.errors import EngineError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import decode_graphs, model
 from inlay.engine.torch.attention import choice
@@ -34,9 +34,9 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights import linear
 from inlay.engine.torch.weights.linear import FusedPart
-from inlay.errors import EngineError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output, Request, Sampling
 from tests.engine import reference
 from tests.engine.torch import cuda_kernel
 from tests.models import FAMILIES, VOCAB_SIZE, make, tiny

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from inlay.digest import Secret
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.model import CausalModel
@@ -25,9 +25,9 @@ from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.families import check_positions, family_of, next_token_layers
 from inlay.engine.torch.weights.quantised.reading import quantised_weights
 from inlay.engine.torch.weights.quantised.scheme import Scheme, scheme_of
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output, Request, Sampling
 from inlay.tensors.table import EmbeddingTable
 from tests.deepseek import by_formula, plain_r1, published, tiny_r1, write
 from tests.engine import reference

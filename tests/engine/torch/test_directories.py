@@ -18,7 +18,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.weights.checkpoint import load
 from inlay.engine.weights import weights_id
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from tests.embedding_models import tiny_embedding
 from tests.models import make, tiny
 

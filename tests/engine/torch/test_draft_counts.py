@@ -21,8 +21,8 @@ from inlay.engine.torch.speculation.costs import (
     shared_lengths,
 )
 from inlay.engine.torch.speculation.ngram import NgramDrafter
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Grammar, Request, Sampling
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Grammar, Request, Sampling
 from tests.engine.torch.simulation import Simulation, bounds
 from tests.engine.torch.test_speculation import CONFIG, core
 from tests.engine.torch.test_step import load, make_request, run

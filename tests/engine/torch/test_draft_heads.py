@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import speculative_config
 from inlay.engine.torch.cache.kv_layout import EngineLimits
@@ -21,10 +22,9 @@ from inlay.engine.torch.speculation.draft_head import DraftHead, HeadDrafter
 from inlay.engine.torch.speculation.eagle import load_eagle
 from inlay.engine.torch.speculation.mtp import load_mtp
 from inlay.engine.torch.step import Core
-from inlay.errors import InvalidRequestError
-from inlay.hidden_states import HiddenStates
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request
+from inlay.messages.hidden_states import HiddenStates
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request
 from tests.deepseek import plain_r1, tiny_r1, write
 from tests.draft_heads import (
     EagleReference,

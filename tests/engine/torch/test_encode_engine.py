@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.engine import create
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.media.engine import EncodeEngine
 from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.model import CausalModel
-from inlay.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.media.positions import rope_positions
-from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
-from inlay.request import Output
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
+from inlay.messages.request import Output
 from tests.audio_models import audio
 from tests.engine.torch.encode_reference import (
     SECRET,

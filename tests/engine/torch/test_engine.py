@@ -9,14 +9,14 @@ import pytest
 import pytest_asyncio
 import torch
 
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.errors import EngineError, InvalidRequestError, OverloadedError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Output
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.models import tiny
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.engine.fairness import TURN, Shares
+from inlay.engine.fairness import PROTECTED_TOKENS, Shares
 from inlay.engine.torch.fairness import STARVED
 from inlay.engine.torch.scheduler import MAX_STARVED_STEPS
 from inlay.engine.torch.sequence import Sequence
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 from tests.engine.torch.simulation import Simulation, bounds, pages_of
 
 
@@ -179,7 +179,7 @@ def test_a_sequence_that_needs_more_than_a_share_is_not_starved_by_those_who_nee
         waited = 0 if len(huge.output) > tokens else waited + 1
         longest = max(longest, waited)
         assert steps < 20 * STARVED
-    assert longest <= STARVED + TURN
+    assert longest <= STARVED + PROTECTED_TOKENS
 
 
 def test_sequences_of_which_no_two_fit_take_turns() -> None:
@@ -334,4 +334,4 @@ def test_one_client_alone_is_served_as_without_clients(
 
 
 def test_the_bounds_of_turns_are_in_order() -> None:
-    assert 0 < MAX_STARVED_STEPS < TURN < STARVED
+    assert 0 < MAX_STARVED_STEPS < PROTECTED_TOKENS < STARVED

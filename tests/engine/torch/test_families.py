@@ -19,8 +19,8 @@ from transformers import (
     AutoModelForCausalLM,
 )
 
+from inlay.base.errors import InvalidRequestError
 from inlay.client import PromptEmbedder
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.cache.kv_layout import EngineLimits
@@ -28,9 +28,9 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.families import FAMILIES as SERVED
 from inlay.engine.torch.weights.families import PER_LAYER, REFUSED, family_of
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Output, Request, Sampling, TokenLogprobs
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Output, Request, Sampling, TokenLogprobs
 from tests import lifelike
 from tests.engine import reference
 from tests.models import FAMILIES, VOCAB_SIZE, make, tiny

@@ -22,7 +22,7 @@ from inlay.engine.torch.loading import core_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
-from inlay.request import Grammar, Output, Request
+from inlay.messages.request import Grammar, Output, Request
 from tests.adapters import make_lora
 from tests.engine.torch.test_overlap import KINDS
 from tests.engine.torch.test_step import SECRET, Outcome, make_request, prompts
@@ -258,7 +258,7 @@ def test_forced_ids_that_come_late_are_not_waited_for_again(grammars: dict[str, 
     held = [Held(state) for state in states]
     assert forced_tokens(held) == {}
     for state in states:
-        state.prepare([], Stuck(), None)  # type: ignore[arg-type]
+        state.begin_masks([], Stuck(), None)  # type: ignore[arg-type]
     begun = time.monotonic()
     assert forced_tokens(held) == {}
     # All together, not each.
@@ -272,7 +272,7 @@ def test_masks_after_drafts_are_late_together_and_no_sequence_is_slow_for_it(
     states = [grammars["llama"].start(GRAMMAR, (), ()).state.result(60) for _ in range(3)]
     held = [Held(state) for state in states]
     for state in states:
-        state.prepare([], Stuck(), None)  # type: ignore[arg-type]
+        state.begin_masks([], Stuck(), None)  # type: ignore[arg-type]
     waited = masks.Masks()
     try:
         assert waited.late(held, time.monotonic()) == dict.fromkeys(held)
@@ -310,7 +310,7 @@ def test_all_drafts_of_a_step_wait_for_masks_until_one_moment(
 def test_a_sequence_that_was_late_once_has_no_more_drafts(grammars: dict[str, Grammars]) -> None:
     told = Grammar("json_schema", json.dumps({"const": "harbour"}))
     state = grammars["llama"].start(told, (), ()).state.result(60)
-    state.prepare([], Now(), None)  # type: ignore[arg-type]
+    state.begin_masks([], Now(), None)  # type: ignore[arg-type]
     assert forced_tokens([Held(state)])
     state.slow = True
     assert forced_tokens([Held(state)]) == {}
@@ -323,7 +323,7 @@ def test_ids_that_the_model_does_not_have_are_not_drafted(grammars: dict[str, Gr
     try:
         for source, enough in ((grammars["llama"], True), (few, False)):
             state = source.start(told, (), ()).state.result(60)
-            state.prepare([], Now(), None)  # type: ignore[arg-type]
+            state.begin_masks([], Now(), None)  # type: ignore[arg-type]
             assert bool(state.forced(0, 0.0)) == enough
     finally:
         few.close()

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.grammar.cost import Cost, sequence
 from inlay.engine.grammar.regex import cost_of_regex
 from inlay.engine.grammar.source import source_of
 from inlay.engine.grammar.trial import is_cheap
-from inlay.errors import InvalidRequestError
-from inlay.request import Grammar, GrammarKind
+from inlay.messages.request import Grammar, GrammarKind
 
 
 def schema(**value: Any) -> tuple[GrammarKind, str]:

@@ -21,11 +21,11 @@ from typing import Any
 import psutil
 import pytest
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.grammar.counting import THREADS, GrammarCounter
 from inlay.engine.grammar.trial import CHEAP_BYTES, Trial, TrialProcess
 from inlay.engine.torch.grammar import grammars
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.request import Grammar
+from inlay.messages.request import Grammar
 from tests.live import until
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 

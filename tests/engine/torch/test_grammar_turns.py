@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from inlay.base.errors import InvalidRequestError, OverloadedError
 from inlay.engine.grammar import source as grammar_source
 from inlay.engine.grammar import trial
 from inlay.engine.grammar.matchers import refusal
 from inlay.engine.torch.grammar import grammars
-from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.request import Grammar
+from inlay.messages.request import Grammar
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 
 

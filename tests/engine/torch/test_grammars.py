@@ -17,8 +17,7 @@ import pytest
 import pytest_asyncio
 from llguidance import LLParserLimits
 
-from inlay.card import Exactness
-from inlay.digest import with_digests
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.grammar import matchers, trial
 from inlay.engine.grammar import source as grammar_source
 from inlay.engine.settings import EngineSettings
@@ -26,10 +25,11 @@ from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.grammar import grammars
 from inlay.engine.torch.grammar import state as grammar_state
 from inlay.engine.torch.grammar.state import GrammarState
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.card import Exactness
+from inlay.messages.digest import with_digests
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import MAX_GRAMMAR, Grammar, GrammarKind, Request, Sampling
 from inlay.render import Renderer
-from inlay.request import MAX_GRAMMAR, Grammar, GrammarKind, Request, Sampling
 from tests.engine.conformance import SECRET, Receiver
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 
@@ -404,7 +404,7 @@ async def test_an_aborted_requests_mask_that_waits_for_its_turn_is_not_computed(
     prepared: set[GrammarState] = set()
     begun: list[GrammarState] = []
     ready, go_on = threading.Event(), threading.Event()
-    prepare, mask = GrammarState.prepare, GrammarState.mask
+    prepare, mask = GrammarState.begin_masks, GrammarState.mask
 
     def see() -> None:
         if len(prepared) == 4 and len(begun) == 2:
@@ -421,7 +421,7 @@ async def test_an_aborted_requests_mask_that_waits_for_its_turn_is_not_computed(
         assert go_on.wait(60)
         return mask(state)
 
-    monkeypatch.setattr(GrammarState, "prepare", noted)
+    monkeypatch.setattr(GrammarState, "begin_masks", noted)
     monkeypatch.setattr(GrammarState, "mask", held)
     requests = [make_request("regex", client="one") for _ in range(4)]
     receivers = [Receiver(one) for one in requests]

@@ -11,17 +11,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.loading import admission_of, card_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.projector import Projector
 from inlay.engine.torch.step import Core
-from inlay.errors import InvalidRequestError
-from inlay.hidden_states import HiddenStates
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request
-from inlay.resuming import inexact
+from inlay.messages.hidden_states import HiddenStates
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request
+from inlay.messages.resuming import non_resumable_features
 from tests.engine import reference
 from tests.engine.torch.test_step import SECRET, Outcome, core, ids, make_request, noise, run
 from tests.equality.reference import model_of
@@ -234,7 +234,7 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     card = card_of(settings, engine, SECRET)
     prompt = text(1, 10)
     assert card.hidden_layers == 2
-    assert not inexact(asking("one", prompt, output=True), card)
+    assert not non_resumable_features(asking("one", prompt, output=True), card)
     admission.check(asking("one", prompt, output=True))
     for fields, said in (
         ({"layers": [3], "prompt": -1}, "allowed: at least one of 0 to 2, each once"),

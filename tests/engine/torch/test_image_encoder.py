@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 from transformers import AutoConfig
 
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.decoding import DECODING_THREADS, in_thread
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.media.encoder import MediaEncoder
@@ -18,8 +19,7 @@ from inlay.engine.torch.media.processing import ImageProcessor
 from inlay.engine.torch.media.readers import Inputs, PictureReader, Plan
 from inlay.engine.torch.media.tower import Arrays, Tower
 from inlay.engine.torch.model import CausalModel
-from inlay.errors import EngineError, InlayError, InvalidRequestError
-from inlay.prompt import Media
+from inlay.messages.prompt import Media
 from tests.engine.torch.vision_reference import Picture, prompt_of, spec
 from tests.vision_models import vision
 

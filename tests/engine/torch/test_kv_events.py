@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from inlay import engine as engines
-from inlay.digest import with_digests
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.api import GenerateEngine
 from inlay.engine.kv_events import EventBatch
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.routing import KEY_SIZE, KvEvents, routing_chain
+from inlay.messages.digest import with_digests
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.routing import KEY_SIZE, KvEvents, routing_chain
 from inlay.worker.host import EngineHost
 from tests.engine.conformance import SECRET, ids, make_request, run
 from tests.engine.kv_view import View

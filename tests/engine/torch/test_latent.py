@@ -8,8 +8,8 @@ from torch import Tensor
 
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.weights.latent import LatentWeights
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 from tests.engine.torch.test_families import core_of, ids, load, truth
 
 HEADS, KEY, ROTARY, VALUE, LATENT = 3, 8, 4, 6, 10

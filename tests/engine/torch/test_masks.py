@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterator
 
 import pytest
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.grammar import state as grammar_state
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.masks import Masks
 from inlay.engine.torch.grammar.state import GrammarState, Mask
-from inlay.errors import InvalidRequestError
-from inlay.request import Grammar
+from inlay.messages.request import Grammar
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 
 HELD = 60.0
@@ -93,10 +93,10 @@ def letter(sequence: Sequence) -> int:
 def test_masks_that_never_end_take_no_turn_of_another_client(held: Held) -> None:
     hostile = [held.sequence(f"a{n}") for n in range(16)]
     good = held.sequence("b", go=True)
-    held.masks.prepare(hostile)
+    held.masks.begin_masks(hostile)
     assert {held.next() for _ in range(SHARE)} == {"a0", "a1"}
     for _ in range(5):
-        held.masks.prepare([*hostile, good])
+        held.masks.begin_masks([*hostile, good])
         assert good.grammar.ready(HELD)
         # Nothing of the other client has begun since.
         assert held.next() == "b"
@@ -108,10 +108,10 @@ def test_masks_that_never_end_take_no_turn_of_another_client(held: Held) -> None
 
 def test_clients_who_take_all_threads_go_once_each_before_another(held: Held) -> None:
     hostile = [held.sequence(f"{client}{n}") for client in "ac" for n in range(8)]
-    held.masks.prepare(hostile)
+    held.masks.begin_masks(hostile)
     running = {held.next() for _ in range(2 * SHARE)}
     assert running == {"a0", "a1", "c0", "c1"}
-    held.masks.prepare([held.sequence("b", go=True)])
+    held.masks.begin_masks([held.sequence("b", go=True)])
     begun = []
     for name in ("a0", "c0", "a1"):
         held.let_go(name)
@@ -123,7 +123,7 @@ def test_clients_who_take_all_threads_go_once_each_before_another(held: Held) ->
 
 def test_the_mask_of_a_sequence_that_has_ended_is_not_computed(held: Held) -> None:
     first, second, ended, after = (held.sequence(f"a{n}") for n in range(4))
-    held.masks.prepare([first, second, ended, after])
+    held.masks.begin_masks([first, second, ended, after])
     assert {held.next(), held.next()} == {"a0", "a1"}
     # A computation that has begun cannot be stopped; dropping its result is harmless.
     held.masks.drop(first)
@@ -145,11 +145,11 @@ def test_masks_that_cost_too_much_together_end_their_sequence(
     try:
         state = made.start(Grammar("regex", "[a-z]{50}"), (), ()).state.result(HELD)
         sequence = Sequence("a", "a", state)
-        masks.prepare([sequence])
+        masks.begin_masks([sequence])
         assert state.ready(HELD)
         sequence.output.append(letter(sequence))
         monkeypatch.setattr(grammar_state, "ALLOWANCE", 0.0)
-        masks.prepare([sequence])
+        masks.begin_masks([sequence])
         assert state.ready(HELD)
         error = masks.late([sequence])[sequence]
         assert isinstance(error, InvalidRequestError)

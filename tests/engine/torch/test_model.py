@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention.pages import Pages
@@ -20,8 +21,7 @@ from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.weights import weights_id
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.tensors.table import EmbeddingTable
 from tests.models import EOS_ID, VOCAB_SIZE, make, tiny
 

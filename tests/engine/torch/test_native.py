@@ -18,7 +18,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import Kernels, Panels, kernels
 from inlay.engine.torch.native.build import load
 from inlay.engine.torch.weights.fused import FusedAttention, FusedGated
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 from tests.models import make
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

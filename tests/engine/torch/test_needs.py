@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from inlay.base.errors import EngineError, InlayError
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.needs import (
     GRAMMAR,
@@ -16,9 +17,8 @@ from inlay.engine.torch.needs import (
 )
 from inlay.engine.torch.sequence_factory import SequenceFactory
 from inlay.engine.torch.step import Core
-from inlay.errors import EngineError, InlayError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Grammar, Output, Request
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Grammar, Output, Request
 from tests.engine.torch.simulation import Simulation, bounds
 from tests.engine.torch.test_step import Outcome, core, ids, make_request, prompts, run, truth
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from inlay.base.errors import EngineError
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.step import Core
-from inlay.errors import EngineError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Grammar, Output
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Grammar, Output
 from tests.engine.torch.test_step import (
     SECRET,
     Outcome,

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from inlay.digest import Secret
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.native import pages as native_pages
-from inlay.engine.torch.pages.copying import PageCopier, RecordShape, Sealer
+from inlay.engine.torch.pages.copying import PageCopier, PageSealer, RecordShape
+from inlay.messages.digest import Secret
 
 CPU = torch.device("cpu")
 SECRET = Secret(bytes(32))
@@ -47,13 +47,13 @@ def copier(pages: Pages, dtype: torch.dtype) -> PageCopier:
     return PageCopier(pages, GROUPS, RecordShape.of(LAYERS, GROUPS, 16, dtype))
 
 
-def sealers(shape: RecordShape, monkeypatch: pytest.MonkeyPatch) -> list[Sealer]:
+def sealers(shape: RecordShape, monkeypatch: pytest.MonkeyPatch) -> list[PageSealer]:
     """One whose pages the kernel copies, and one without a compiler."""
-    native = Sealer(shape, SECRET)
+    native = PageSealer(shape, SECRET)
     assert native.sums.copies, "these tests need a C++ compiler"
     with monkeypatch.context() as patch:
         patch.setattr(native_pages, "_library", lambda: None)
-        plain = Sealer(shape, SECRET)
+        plain = PageSealer(shape, SECRET)
     assert not plain.sums.copies
     return [native, plain]
 
@@ -102,7 +102,7 @@ def test_what_others_left_beside_a_state_does_not_travel() -> None:
     pages.write_states(3, torch.tensor([1, 2]), state)
     sender = copier(pages, torch.bfloat16)
     records = sender.empty(2, 2)
-    sender.read(Sealer(sender.shape, SECRET), 2, [1, 2], DIGESTS[:2], records)
+    sender.read(PageSealer(sender.shape, SECRET), 2, [1, 2], DIGESTS[:2], records)
     assert sender.shape.sizes[2] == 160 * 4 < 2 * 16 * 12 * 2
     (values,) = sender.shape.values(2, sender.shape.data(records))
     assert values.sort().values.tolist() == state.tolist()
@@ -125,7 +125,7 @@ def test_a_record_with_a_changed_bit_is_none(
     assert writes.write(sealer, group, [1, 2, 3], [*DIGESTS[:2], bytes(16)], records) == 2
     assert (
         writes.write(
-            Sealer(reads.shape, Secret(bytes(31) + b"1")), group, [1], DIGESTS[:1], records[:1]
+            PageSealer(reads.shape, Secret(bytes(31) + b"1")), group, [1], DIGESTS[:1], records[:1]
         )
         == 0
     )

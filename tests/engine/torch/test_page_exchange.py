@@ -13,18 +13,18 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from inlay.address import Address
-from inlay.card import Adapter
-from inlay.digest import BLOCK_DIGEST_SIZE, Secret
+from inlay.base.address import Address
+from inlay.base.errors import InlayError, InvalidRequestError, OverloadedError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.pages import copying
-from inlay.engine.torch.pages.cached import CachedPages, Filled, Lack, Piece
-from inlay.engine.torch.pages.copying import Sealer
-from inlay.engine.torch.pages.price import FetchPrice
-from inlay.errors import InlayError, InvalidRequestError, OverloadedError
-from inlay.prompt import Buffer, Prompt, Tokens
-from inlay.request import PAGES, Output, PageQuery, Payload, Request, Source, Task
+from inlay.engine.torch.pages.cached import CachedPages, FillResult, MissingPages, PageBatch
+from inlay.engine.torch.pages.copying import PageSealer
+from inlay.engine.torch.pages.price import WorkerPrice
+from inlay.messages.card import Adapter
+from inlay.messages.digest import BLOCK_DIGEST_SIZE, Secret
+from inlay.messages.prompt import Buffer, Prompt, Tokens
+from inlay.messages.request import PAGES, Output, PageQuery, Payload, Request, Source, Task
 from tests import adapters
 from tests.engine import reference
 from tests.engine.conformance import SECRET, Receiver, ids, make_request, run
@@ -37,25 +37,25 @@ FROM_PEER = (Source(PAGES, (PEER,)),)
 Tamper = Callable[[int, list[Payload]], list[Payload]]
 
 
-class Always(FetchPrice):
+class Always(WorkerPrice):
     """Whatever it costs."""
 
     def is_worth(self, source: Address | str, positions: int, num_bytes: int) -> bool:
         return True
 
-    def patience(self, positions: int, deadline: float | None) -> float:
+    def timeout_for(self, positions: int, deadline: float | None) -> float:
         return 60.0
 
 
 class Brief(Always):
     """No patience."""
 
-    def patience(self, positions: int, deadline: float | None) -> float:
+    def timeout_for(self, positions: int, deadline: float | None) -> float:
         return 0.05
 
 
 class Direct:
-    """`Peers` that reach engines of this process, and may spoil what they say."""
+    """`PeerWorkers` that reach engines of this process, and may spoil what they say."""
 
     def __init__(self, **engines: TorchEngine) -> None:
         self.engines = {PEER: engines.get("peer"), OTHER: engines.get("other")}
@@ -340,15 +340,15 @@ async def test_a_question_brings_several_pages_of_which_a_few_are_copied_between
     read, fill = CachedPages.read, CachedPages.fill
 
     def reads(
-        pages: CachedPages, sealer: Sealer, group: int, digests: Sequence[bytes], records: Any
+        pages: CachedPages, sealer: PageSealer, group: int, digests: Sequence[bytes], records: Any
     ) -> int:
         count = read(pages, sealer, group, digests, records)
         copied.append(("read", count))
         return count
 
     def fills(
-        pages: CachedPages, sealer: Sealer, lack: Lack, piece: Piece, records: Any
-    ) -> Filled | None:
+        pages: CachedPages, sealer: PageSealer, lack: MissingPages, piece: PageBatch, records: Any
+    ) -> FillResult | None:
         filled = fill(pages, sealer, lack, piece, records)
         assert filled is not None
         copied.append(("filled", filled.pages))
@@ -567,14 +567,14 @@ async def test_a_layout_names_all_that_decides_what_a_page_means() -> None:
 
 def test_pages_are_fetched_where_that_takes_less_time_than_computing_them() -> None:
     now = 0.0
-    price = FetchPrice(lambda: now)
+    price = WorkerPrice(lambda: now)
     # Nothing is known: it is tried, for so long.
     assert price.is_worth(PEER, 1000, 10**12)
-    assert (price.patience(1000, None), price.patience(1000, 3.0)) == (10.0, 1.5)
+    assert (price.timeout_for(1000, None), price.timeout_for(1000, 3.0)) == (10.0, 1.5)
     price.computed(8, 1.0)  # Decoding says nothing about prompts.
     price.computed(1000, 2.0)
-    assert (price.patience(1000, None), price.patience(10, None)) == (2.0, 0.5)
-    assert price.patience(10**6, None) == 10.0
+    assert (price.timeout_for(1000, None), price.timeout_for(10, None)) == (2.0, 0.5)
+    assert price.timeout_for(10**6, None) == 10.0
     # 100 MB/s, and 500 positions/s: worth it below 200 kB for each position.
     price.fetched(PEER, 100_000_000, 1.0)
     assert price.is_worth(PEER, 1000, 1000 * 199_000)

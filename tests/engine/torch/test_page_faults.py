@@ -18,11 +18,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from inlay.address import Address
-from inlay.prompt import Prompt, Tokens
-from inlay.request import PAGES, Payload, Request, Source
+from inlay.base.address import Address
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import PAGES, Payload, Request, Source
 from inlay.transport import connection, wire
-from inlay.transport.connection import Connection
+from inlay.transport.connection import TcpPeer
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.peers import PeerConnections
@@ -49,12 +49,12 @@ BEFORE = 3
 class Patient(Always):
     """A second of patience."""
 
-    def patience(self, positions: int, deadline: float | None) -> float:
+    def timeout_for(self, positions: int, deadline: float | None) -> float:
         return 1.0
 
 
 class Struck:
-    """`Peers` over real connections; `pid` gets `signum` when one more page is asked for."""
+    """`PeerWorkers` over real connections; `pid` gets `signum` when one more page is asked for."""
 
     def __init__(self, peers: PeerConnections, pid: int, signum: signal.Signals) -> None:
         self._peers = peers
@@ -90,7 +90,7 @@ class Cut:
 class Wire:
     """A transport that ends its connection in place of a message."""
 
-    def __init__(self, transport: asyncio.Transport, owner: Connection[Any], cut: Cut) -> None:
+    def __init__(self, transport: asyncio.Transport, owner: TcpPeer[Any], cut: Cut) -> None:
         self._transport = transport
         self._owner = owner
         self._cut = cut
@@ -118,12 +118,12 @@ async def test_a_connection_that_is_cut_after_any_message_changes_no_output(
     # A page comes in several chunks, each a message of its own.
     monkeypatch.setattr(wire, "CHUNK_BYTES", 512)
     monkeypatch.setattr(connection, "WRITE_BYTES", 1)
-    cut, made = Cut(), Connection.connection_made
+    cut, made = Cut(), TcpPeer.connection_made
 
-    def watched(owner: Connection[Any], transport: asyncio.BaseTransport) -> None:
+    def watched(owner: TcpPeer[Any], transport: asyncio.BaseTransport) -> None:
         made(owner, cast("Any", Wire(cast("asyncio.Transport", transport), owner, cut)))
 
-    monkeypatch.setattr(Connection, "connection_made", watched)
+    monkeypatch.setattr(TcpPeer, "connection_made", watched)
     prompt = Prompt.of(Tokens(ids(1, 70)))
     # With windows in other layers, pages of several groups come, those of windows last.
     config = settings(tiny("llama") if model == "llama" else make("qwen3", tmp_path, **WINDOWED))
@@ -170,21 +170,21 @@ class SlowReader:
     """Has one end of a connection read a few hundred bytes at a time, ten times a second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.owner: Connection[Any] | None = None
-        get_buffer, updated = Connection.get_buffer, Connection.buffer_updated
+        self.owner: TcpPeer[Any] | None = None
+        get_buffer, updated = TcpPeer.get_buffer, TcpPeer.buffer_updated
 
-        def some(owner: Connection[Any], hint: int) -> memoryview:
+        def some(owner: TcpPeer[Any], hint: int) -> memoryview:
             whole = get_buffer(owner, hint)
             return whole[:256] if owner is self.owner else whole
 
-        def then_rest(owner: Connection[Any], count: int) -> None:
+        def then_rest(owner: TcpPeer[Any], count: int) -> None:
             updated(owner, count)
             if owner is self.owner and owner._transport is not None:
                 owner._transport.pause_reading()
                 asyncio.get_running_loop().call_later(0.1, owner._transport.resume_reading)
 
-        monkeypatch.setattr(Connection, "get_buffer", some)
-        monkeypatch.setattr(Connection, "buffer_updated", then_rest)
+        monkeypatch.setattr(TcpPeer, "get_buffer", some)
+        monkeypatch.setattr(TcpPeer, "buffer_updated", then_rest)
 
 
 @pytest.mark.parametrize("way", ["neighbours", "tls"])
@@ -213,7 +213,7 @@ async def test_a_slow_reader_delays_nobody_and_holds_nothing_afterwards(
         early = make_request("early", Prompt.of(Tokens(ids(2, 40))), sources=sources)
         await answers(slow, early)
         (peer,) = both[0]._peers.values()
-        reader.owner = cast("Connection[Any]", peer.link._carrier)
+        reader.owner = cast("TcpPeer[Any]", peer.link._carrier)
         asked = asyncio.create_task(answers(slow, make_request("slow", prompt, sources=sources)))
         while not exchanges[0]._answers:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0)

@@ -6,12 +6,12 @@ import gc
 import pytest
 from msgspec.structs import replace
 
+from inlay.base.errors import InvalidRequestError, OverloadedError
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.pages import exchange
 from inlay.engine.torch.pages.exchange import MAX_ASKED
-from inlay.errors import InvalidRequestError, OverloadedError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, PageQuery, Request, Task
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output, PageQuery, Request, Task
 from tests.engine.conformance import ids, make_request
 from tests.engine.torch.test_page_exchange import FROM_PEER, Direct, answers, pair
 from tests.models import tiny

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from inlay.base.errors import OverloadedError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import OverloadedError
-from inlay.prompt import Media
-from inlay.request import Payload
+from inlay.messages.prompt import Media
+from inlay.messages.request import Payload
 from inlay.transport.local.arena import anonymous_file
 from tests.engine.conformance import ids, make_request
 from tests.engine.torch.test_page_exchange import (

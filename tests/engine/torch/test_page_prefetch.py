@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from inlay.base.errors import OverloadedError
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.pages import fetching
 from inlay.engine.torch.step import Core
-from inlay.errors import OverloadedError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, Payload, Request
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output, Payload, Request
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engine.torch.test_page_exchange import (
     FROM_PEER,

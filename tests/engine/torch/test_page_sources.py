@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from inlay.address import Address
-from inlay.errors import OverloadedError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import PAGES, Payload, Request, Source
+from inlay.base.address import Address
+from inlay.base.errors import OverloadedError
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import PAGES, Payload, Request, Source
 from inlay.transport.local.arena import anonymous_file
 from tests.engine.conformance import ids, make_request
 from tests.engine.torch.test_page_exchange import (
@@ -37,7 +37,7 @@ PROMPT = Prompt.of(Tokens(ids(1, 100)))
 class Seconds(Always):
     """Two seconds of patience, which two sources share."""
 
-    def patience(self, positions: int, deadline: float | None) -> float:
+    def timeout_for(self, positions: int, deadline: float | None) -> float:
         return 2.0
 
 

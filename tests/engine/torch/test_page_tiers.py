@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from inlay.digest import BLOCK_DIGEST_SIZE, Secret
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.pages.tiers import PageTiers
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.digest import BLOCK_DIGEST_SIZE, Secret
+from inlay.messages.prompt import Prompt, Tokens
 from inlay.transport.local.arena import anonymous_file
 from tests.engine import reference
 from tests.engine.conformance import SECRET, ids, make_request, run

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from inlay.transport.local.arena import anonymous_file
 from tests.engine import reference
 from tests.engine.conformance import Receiver, ids, make_request

@@ -13,10 +13,10 @@ from torch import Tensor
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.needs import PAGES_AGAIN
 from inlay.engine.torch.pages.host_memory import HostPages
-from inlay.engine.torch.pages.price import FetchPrice
+from inlay.engine.torch.pages.price import WorkerPrice
 from inlay.engine.torch.pages.tiers import PageTiers, Tier
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Grammar, Request
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Grammar, Request
 from inlay.transport.local.arena import anonymous_file
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engine.torch.test_page_exchange import WINDOWED, Always, settings, started
@@ -88,7 +88,7 @@ async def test_a_preempted_sequence_goes_on_with_its_pages(
         assert with_pages.kv_pages_refused == 0
 
 
-class Never(FetchPrice):
+class Never(WorkerPrice):
     """Computing is always cheaper."""
 
     def is_worth(self, source: Any, positions: int, num_bytes: int) -> bool:

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from transformers import AutoConfig
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.decoding import sized_image
 from inlay.engine.torch.media import patch_processing, pixels, processing, tile_processing
 from inlay.engine.torch.media.readers import processor_of
-from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
 from inlay.media.spec import layout, media_segments
-from inlay.prompt import Buffer, Media
+from inlay.messages.prompt import Buffer, Media
 from tests.engine.torch import vision_reference
 from tests.engine.torch.vision_reference import Picture
 from tests.vision_models import FAMILIES, vision

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from inlay.base.errors import EngineError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.errors import EngineError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request
 from tests.engine import reference
 from tests.engine.torch.test_step import SECRET, Outcome, core, ids, make_request, noise, run
 from tests.equality.reference import model_of

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from inlay.digest import Secret
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.checks import check_settings
@@ -27,10 +27,10 @@ from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights import linear
 from inlay.engine.torch.weights.linear_methods import QuantisedLinear
 from inlay.engine.torch.weights.quantised.formats import Codes
-from inlay.engine.torch.weights.quantised.weight import KeptWeight, Kind
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.engine.torch.weights.quantised.weight import KeptWeight, QuantKind
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output, Request, Sampling
 from tests import adapters
 from tests.engine import reference
 from tests.engine.adapter_conformance import load as load_adapter
@@ -65,10 +65,10 @@ def continued(model: CausalModel) -> list[int]:
     return [id_ for output in outputs(model, NEW) for id_ in output.token_ids]
 
 
-def random_codes(kind: Kind, outputs: int, inputs: int, group: int, zeros: bool) -> Codes:
+def random_codes(kind: QuantKind, outputs: int, inputs: int, group: int, zeros: bool) -> Codes:
     generator = torch.Generator().manual_seed(outputs * inputs)
     codes = torch.randint(0, 1 << kind.bits, (outputs, inputs), generator=generator)
-    if kind is Kind.FP8:
+    if kind is QuantKind.FP8:
         codes[codes & 127 == 127] = 5  # NaN has a test of its own.
     shape = (outputs, -(-inputs // group))
     return Codes(
@@ -83,9 +83,9 @@ def random_codes(kind: Kind, outputs: int, inputs: int, group: int, zeros: bool)
 def defined(codes: Codes) -> Tensor:
     """The weight by its definition, float64 [O, I]."""
     value = {
-        Kind.INT4: lambda: codes.codes.double() - 8,
-        Kind.INT8: lambda: codes.codes.view(torch.int8).double(),
-        Kind.FP8: lambda: codes.codes.view(torch.float8_e4m3fn).double(),
+        QuantKind.INT4: lambda: codes.codes.double() - 8,
+        QuantKind.INT8: lambda: codes.codes.view(torch.int8).double(),
+        QuantKind.FP8: lambda: codes.codes.view(torch.float8_e4m3fn).double(),
     }[codes.kind]()
     groups = torch.arange(value.shape[1]) // codes.group
     zeros = 0 if codes.zeros is None else codes.zeros[:, groups]
@@ -105,18 +105,18 @@ def products_here(tiles: bool = False) -> Products | None:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    kind=st.sampled_from(Kind), outputs=st.integers(1, 70), inputs=st.integers(1, 50),
+    kind=st.sampled_from(QuantKind), outputs=st.integers(1, 70), inputs=st.integers(1, 50),
     unit=st.sampled_from([8, 32]), group=st.sampled_from([8, 16, 32, 128, 1024, 2048]),
     zeros=st.booleans(), rows=st.one_of(st.integers(1, 40), st.just(251)),
     way=st.sampled_from(["torch", "native", "tiles"]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )  # fmt: skip
-@example(Kind.INT4, 70, 50, 32, 128, True, 13, "native", torch.bfloat16)
-@example(Kind.INT8, 64, 80, 32, 2048, True, 19, "native", torch.bfloat16)
-@example(Kind.INT4, 70, 80, 32, 128, True, 60, "tiles", torch.bfloat16)
-@example(Kind.FP8, 64, 80, 32, 2048, True, 251, "tiles", torch.bfloat16)
+@example(QuantKind.INT4, 70, 50, 32, 128, True, 13, "native", torch.bfloat16)
+@example(QuantKind.INT8, 64, 80, 32, 2048, True, 19, "native", torch.bfloat16)
+@example(QuantKind.INT4, 70, 80, 32, 128, True, 60, "tiles", torch.bfloat16)
+@example(QuantKind.FP8, 64, 80, 32, 2048, True, 251, "tiles", torch.bfloat16)
 def test_a_product_is_that_of_the_exact_values_rounded_once(
-    kind: Kind, outputs: int, inputs: int, unit: int, group: int, zeros: bool, rows: int, way: str,
+    kind: QuantKind, outputs: int, inputs: int, unit: int, group: int, zeros: bool, rows: int, way: str,
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
     codes = random_codes(kind, outputs, inputs * unit, group, zeros)
@@ -141,8 +141,10 @@ def test_a_product_is_that_of_the_exact_values_rounded_once(
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("kind", Kind)
-def test_what_a_row_gives_does_not_depend_on_the_rows_beside_it(kind: Kind, zeros: bool) -> None:
+@pytest.mark.parametrize("kind", QuantKind)
+def test_what_a_row_gives_does_not_depend_on_the_rows_beside_it(
+    kind: QuantKind, zeros: bool
+) -> None:
     native = products_here()
     if native is None or not native.pairs:
         pytest.skip("no compiler, or no products of bfloat16, here")
@@ -159,7 +161,7 @@ def test_what_a_row_gives_does_not_depend_on_the_rows_beside_it(kind: Kind, zero
 @pytest.mark.parametrize("tiles", [False, True])
 def test_a_product_by_several_threads_is_the_same(tiles: bool) -> None:
     product = QuantisedLinear(
-        random_codes(Kind.INT8, 200, 256, 64, True).kept(), None, products_here(tiles)
+        random_codes(QuantKind.INT8, 200, 256, 64, True).kept(), None, products_here(tiles)
     )
     before = torch.get_num_threads()
     try:
@@ -178,7 +180,7 @@ def test_what_is_not_a_number_stays_so(tiles: bool) -> None:
     native = products_here(tiles)
     if native is None:
         pytest.skip("no compiler here")
-    codes = random_codes(Kind.FP8, 32, 64, 32, False)
+    codes = random_codes(QuantKind.FP8, 32, 64, 32, False)
     codes.codes[3, 5] = 127
     product = QuantisedLinear(codes.kept(), None, native)
     for dtype in (torch.float32, torch.bfloat16):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention import recurrent
 from inlay.engine.torch.attention.layers import least_page_size
@@ -30,9 +30,9 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native.recurrent import DeltaRule, delta_step
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Grammar, Output, Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Grammar, Output, Request, Sampling
 from tests.engine import reference
 from tests.engine.torch.test_speculation import EvenCosts, Oracle
 from tests.model_configs import config_of
@@ -238,7 +238,7 @@ def test_the_native_step_is_that_of_transformers(
             layers = RecurrentStates(batch, pages, native=native)
             out = layers.compute(module, hidden)
             if drafts:
-                layers.settle([1, 0, 3, 2])
+                layers.commit_recurrent_state([1, 0, 3, 2])
         return out.float(), pages.read_states(0, torch.arange(1, 10))
 
     ours, theirs = computed(True), computed(False)

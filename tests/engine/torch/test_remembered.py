@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from inlay.engine.fairness import Pages
 from inlay.engine.torch.cache import prefix_cache
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
-from inlay.engine.torch.fairness import Gain, StepShares, pass_over
+from inlay.engine.torch.fairness import PreemptionGain, StepShares, count_starved_step
 from inlay.engine.torch.prefix_lookup import Hits, PrefixLookup
 from inlay.engine.torch.scheduler import MAX_STARVED_STEPS, Scheduler
 from inlay.engine.torch.sequence import Sequence
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 from tests.engine.torch.simulation import Simulation, bounds
 from tests.engine.torch.test_scheduler_machine import build, part
 
@@ -42,7 +42,7 @@ class Plain(Scheduler):
         kept_for: set[str | None] = set()
         for sequence in self._candidates():
             full = len(self.running) >= self.bounds.max_num_seqs
-            if full and (self.blocked or not self._shares.yielding_places(sequence)):
+            if full and (self.blocked or not self._shares.preemptible_for_slot(sequence)):
                 return
             if sequence.needs or sequence.client in kept_for:
                 continue
@@ -61,7 +61,7 @@ class Plain(Scheduler):
                 if self.blocked:
                     continue
                 if not self._preempt_for(sequence, pages, missing):
-                    pass_over(sequence)
+                    count_starved_step(sequence)
                     if sequence.starved_steps >= MAX_STARVED_STEPS:
                         kept_for.add(sequence.client)
                     continue
@@ -71,8 +71,8 @@ class Plain(Scheduler):
 
     def _preempt_for(self, sequence: Sequence, pages: Pages, missing: int) -> bool:
         full = len(self.running) >= self.bounds.max_num_seqs
-        chosen = self._shares.yielding_places(sequence)[:1] if full else []
-        gain = Gain(self.table)
+        chosen = self._shares.preemptible_for_slot(sequence)[:1] if full else []
+        gain = PreemptionGain(self.table)
         for other in chosen:
             gain.add(other, self._pages_outstanding(other))
         if missing > gain.pages:
@@ -96,7 +96,7 @@ class Plain(Scheduler):
             or (
                 rank.priority == priority
                 and own <= 0
-                and rank.excess > own
+                and rank.over_share > own
                 and other.client != sequence.client
             )
         ]

@@ -21,7 +21,7 @@ from transformers import (
 from inlay.engine.torch.sampling.draws import WIDTHS
 from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
 from inlay.engine.torch.sequence import Sequence
-from inlay.request import Sampling
+from inlay.messages.request import Sampling
 from tests.engine.torch.sequences import sequence_of
 
 VOCAB = 400

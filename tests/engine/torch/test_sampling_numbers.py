@@ -21,7 +21,7 @@ from inlay.engine.torch.sampling.draws import (
     ranked_by_key,
     uniform,
 )
-from inlay.request import Sampling
+from inlay.messages.request import Sampling
 
 values = st.floats(-50, 50, width=16) | st.sampled_from([0.0, -0.0, -torch.inf, 1.0, -1.0])
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inlay.base.errors import ContextLengthError, InvalidRequestError
 from inlay.engine.torch.scheduler import MAX_STARVED_STEPS
 from inlay.engine.torch.sequence import Sequence
-from inlay.errors import ContextLengthError, InvalidRequestError
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 from tests.engine.torch.simulation import POISON, Simulation, bounds, pages_of, rows
 
 

@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from inlay.base.errors import ContextLengthError
 from inlay.engine.torch.windows import Chunk
-from inlay.errors import ContextLengthError
-from inlay.prompt import Segment, Tokens
+from inlay.messages.prompt import Segment, Tokens
 from tests.engine.torch.simulation import POISON, Simulation, bounds, rows
 
 part = st.one_of(

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from inlay.base.errors import EngineError
 from inlay.engine import references
 from inlay.engine.embed import encoder
 from inlay.engine.embed.encoder import Encoder
@@ -29,7 +30,6 @@ from inlay.engine.torch.self_check.judgement import BOUND, mean_ratio
 from inlay.engine.torch.self_check.prompts import COUNT, scattered_pages, spread_positions
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.weights.linear import RMSNorm
-from inlay.errors import EngineError
 from tests.embedding_models import tiny_embedding
 from tests.models import tiny
 

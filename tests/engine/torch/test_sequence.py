@@ -1,11 +1,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.digest import Chain, Secret, chain, root_digest
+from inlay.base.errors import EngineError
 from inlay.engine.torch.sequence import Sequence
-from inlay.errors import EngineError
-from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.digest import Chain, Secret, chain, root_digest
+from inlay.messages.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.messages.request import Request, Sampling
 
 SECRET = Secret(bytes(32))
 ROOT = root_digest(SECRET, weights_id="w", dtype="float32")

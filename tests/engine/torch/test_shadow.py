@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3NextConfig
 
+from inlay.base.errors import EngineError
 from inlay.engine.torch.body_arguments import has_inputs_per_layer
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.self_check import shadow as shadow_module
@@ -27,7 +28,6 @@ from inlay.engine.torch.self_check.shadow import (
 from inlay.engine.torch.weights.checkpoint import parsed_config
 from inlay.engine.torch.weights.families import FAMILIES as SERVED
 from inlay.engine.torch.weights.families import family_of
-from inlay.errors import EngineError
 from inlay.tensors.table import config_of as fields_of
 from tests.audio_models import AUDIO_FAMILIES, audio
 from tests.model_configs import FAMILIES, config_of

@@ -16,17 +16,17 @@ import pytest_asyncio
 import torch
 from torch import nn
 
-from inlay.commands import Sleep, WakeUp
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.engine.kv_events import AllBlocksCleared, BlockStored, Event
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import sleep
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.sleep import HostCopy, SleepState, storages
-from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
-from inlay.prompt import Prompt, Tokens
-from inlay.routing import Cleared, KvEvent, Stored
+from inlay.messages.commands import Sleep, WakeUp
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.routing import Cleared, KvEvent, Stored
 from inlay.worker.host import EngineHost
 from tests import adapters
 from tests.engine.adapter_conformance import load

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.spec import check_options
 from inlay.engine.speculation import SpeculativeConfig, speculative_config
@@ -23,9 +24,8 @@ from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.speculation.draft_model import DraftModel
 from inlay.engine.torch.speculation.ngram import NO_ID, History, NgramDrafter, lookup, text_of
 from inlay.engine.torch.step import Core
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Sampling
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Sampling
 from tests.engine.conformance import run as run_in
 from tests.engine.torch.sequences import sequence_of
 from tests.engine.torch.test_overlap import KINDS, outcomes

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from inlay.digest import Secret
+from inlay.base.errors import DeadlineExceededError, EmbeddingsError, EngineError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampling.sampler import SampledTokens
 from inlay.engine.torch.step import Core
-from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError
-from inlay.prompt import Prompt, Rows, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Rows, Tokens
+from inlay.messages.request import Output, Request, Sampling
 from tests.engine import reference
 from tests.models import EOS_ID, tiny
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import inlay
+from inlay.base.errors import EmbeddingsError, EngineError
 from inlay.demo import model_dir
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import SpeculativeConfig
@@ -25,9 +26,8 @@ from inlay.engine.torch.sampling.sampler import SampledToken
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
-from inlay.errors import EmbeddingsError, EngineError
-from inlay.prompt import Prompt, Segment, Tokens
-from inlay.request import Output, PromptLogprobs, Request, Sampling, TokenLogprobs
+from inlay.messages.prompt import Prompt, Segment, Tokens
+from inlay.messages.request import Output, PromptLogprobs, Request, Sampling, TokenLogprobs
 from tests.engine.torch.simulation import Simulation, bounds, rows
 from tests.engine.torch.test_step import SECRET, core, ids, load, make_request
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.batch import Batch, BatchItem
@@ -26,9 +26,9 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.self_check import judgement
 from inlay.engine.torch.self_check.judgement import LAYER_BOUND
 from inlay.engine.torch.tensor_parallel import commands
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Request
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Request
 from tests import preloaded
 from tests.embedding_models import tiny_embedding
 from tests.engine.conformance import Receiver, ids, make_request, run

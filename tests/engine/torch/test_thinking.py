@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
-from inlay.engine.torch.sampling.thinking import Thinking
+from inlay.engine.torch.sampling.thinking import ThinkingProgress
 from inlay.engine.torch.sequence import Sequence
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Sampling, ThinkingBudget
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Sampling, ThinkingBudget
 from tests.engine.conformance import ids, make_request, run
 from tests.engine.torch.sequences import sequence_of
 from tests.models import tiny
@@ -39,7 +39,7 @@ def sequence(thinking: ThinkingBudget, output: tuple[int, ...] = (), **more: Any
 
 
 def forced(thinking: ThinkingBudget, *output: int) -> int | None:
-    return Thinking(sequence(thinking, output), thinking).forced()
+    return ThinkingProgress(sequence(thinking, output), thinking).forced()
 
 
 def test_the_end_is_forced_when_the_budget_is_spent_and_not_before() -> None:
@@ -88,7 +88,7 @@ def test_it_does_not_matter_how_the_ids_come(
 ) -> None:
     own = budget(tokens, spent)
     growing = sequence(own)
-    kept = Thinking(growing, own)
+    kept = ThinkingProgress(growing, own)
     for stop in sorted(min(look, len(output)) for look in looks):
         growing.output[:] = output[:stop]
         assert kept.forced() == forced(own, *output[:stop])

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from inlay.digest import BLOCK_SIZE
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.pages.tiers import PageTiers
-from inlay.prompt import Prompt, Tokens
-from inlay.routing import KEY_SIZE, KvTier, routing_chain
+from inlay.messages.digest import BLOCK_SIZE
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.routing import KEY_SIZE, KvTier, routing_chain
 from inlay.transport.local.arena import anonymous_file
 from inlay.worker.kv_feed import KvFeed
 from tests.engine.conformance import SECRET, ids

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from inlay.card import Adapter
-from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.pages.host_memory import _entry
 from inlay.engine.torch.pages.tiers import PageTiers
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.card import Adapter
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
 from inlay.transport.local.arena import anonymous_file
 from tests import adapters
 from tests.engine.conformance import SECRET, ids, make_request

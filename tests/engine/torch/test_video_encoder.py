@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import check_wanted
 from inlay.engine.decoding import DECODING_THREADS
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.processing import ImageProcessor
 from inlay.engine.torch.media.readers import Inputs, PictureReader, Plan
-from inlay.errors import InvalidRequestError
-from inlay.pace import check_wanted
-from inlay.prompt import Media
+from inlay.messages.prompt import Media
 from tests.engine.torch.test_image_encoder import FAMILY, Watched, run_of
 from tests.engine.torch.vision_reference import spec
 from tests.vision_models import vision

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor as Values
 from transformers import AutoConfig
 
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import batch
 from inlay.engine.torch.attention import choice, gathered
@@ -27,11 +27,11 @@ from inlay.engine.torch.needs import Need
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.checkpoint import parsed_config
 from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES
-from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.media.embeds import embeds_segments
 from inlay.media.spec import layout
-from inlay.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.request import Output, Request, Sampling
 from inlay.tensors import Tensor
 from tests.audio_models import AUDIO_FAMILIES
 from tests.engine.torch.vision_reference import (

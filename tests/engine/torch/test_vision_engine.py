@@ -15,14 +15,14 @@ import transformers
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
-from inlay.digest import Secret, media_digest
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
-from inlay.errors import InvalidRequestError
 from inlay.media.items import audio_item, video_item
 from inlay.media.spec import layout, media_segments
-from inlay.prompt import Buffer, Media, Prompt, Segment, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.digest import Secret, media_digest
+from inlay.messages.prompt import Buffer, Media, Prompt, Segment, Tokens
+from inlay.messages.request import Output, Request, Sampling
 from tests import adapters
 from tests.audio_models import AUDIO_FAMILIES
 from tests.engine.adapter_conformance import load

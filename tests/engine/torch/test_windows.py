@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from inlay.digest import Secret
+from inlay.base.errors import EmbeddingsError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits, pages_for
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.windows import size_of
-from inlay.errors import EmbeddingsError
-from inlay.prompt import Prompt, Rows, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Rows, Tokens
+from inlay.messages.request import Output, Request, Sampling
 from tests.engine import reference
 from tests.models import make
 

@@ -27,12 +27,12 @@ from transformers import (
 )
 from transformers.models.gemma4 import image_processing_pil_gemma4
 
-from inlay.digest import Secret, media_digest
 from inlay.media.families import spec_of
 from inlay.media.frames import pack_frames
 from inlay.media.items import audio_item, video_item
 from inlay.media.spec import MediaSpec, layout, media_segments
-from inlay.prompt import Buffer, Prompt, Segment, Tokens
+from inlay.messages.digest import Secret, media_digest
+from inlay.messages.prompt import Buffer, Prompt, Segment, Tokens
 from inlay.render import Renderer
 from tests.audio_models import AUDIO_FAMILIES, RATE, audio, extractor
 from tests.equality.reference import endless

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from inlay import engine
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import gives_tickets, transfer_config
-from inlay.errors import InvalidRequestError
 
 
 def settings(**options: Any) -> EngineSettings:

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.environment import check, environment
-from inlay.errors import InvalidRequestError
 
 
 def test_workers_of_pairs_listen_where_others_reach_them_and_not_twice_on_one_port() -> None:

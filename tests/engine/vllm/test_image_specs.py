@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.images import image_spec
-from inlay.errors import InvalidRequestError
 from tests.models import tiny
 from tests.vision_models import vision
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from inlay.engine.vllm.leases import ANSWER_SECONDS, Lease, Leases
+from inlay.engine.vllm.leases import ANSWER_SECONDS, KvLease, Leases
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def test_the_clock_of_what_keeps_the_blocks_decides(
     leases: Leases, clock: float, is_late: bool
 ) -> None:
     with keeper(clock) as address:
-        leases.begin("r", Lease("p", address, 100.0))
+        leases.begin("r", KvLease("p", address, 100.0))
         assert leases.settled(()) == (set(), set())
         assert settled(leases, "r") == ((set(), {"r"}) if is_late else ({"r"}, set()))
         assert leases.settled(()) == (set(), set())
@@ -74,12 +74,12 @@ def test_the_clock_of_what_keeps_the_blocks_decides(
 def test_each_request_has_an_answer_of_its_own(leases: Leases) -> None:
     with keeper(50.0) as address, keeper(50.0) as other:
         for name, lease in (
-            ("in time", Lease("p", address, 60.0)),
-            ("late", Lease("p", address, 40.0)),
-            ("elsewhere", Lease("p", other, 60.0)),
+            ("in time", KvLease("p", address, 60.0)),
+            ("late", KvLease("p", address, 40.0)),
+            ("elsewhere", KvLease("p", other, 60.0)),
         ):
             leases.begin(name, lease)
-        leases.begin("failed", Lease("p", address, 60.0))
+        leases.begin("failed", KvLease("p", address, 60.0))
         leases.forget("failed")
         found = [settled(leases, "in time", "late", "elsewhere", "failed")]
         while len(set[str]().union(*(part for both in found for part in both))) < 4:
@@ -90,7 +90,7 @@ def test_each_request_has_an_answer_of_its_own(leases: Leases) -> None:
 
 def test_a_vllm_that_was_started_since_at_the_same_address_has_no_lease(leases: Leases) -> None:
     with keeper(1.0, engine_id="another") as address:
-        leases.begin("r", Lease("p", address, 100.0))
+        leases.begin("r", KvLease("p", address, 100.0))
         assert settled(leases, "r") == (set(), {"r"})
 
 
@@ -98,7 +98,7 @@ def test_no_answer_is_waited_for_so_long_and_then_late() -> None:
     now = [0.0]
     leases = Leases(lambda: now[0])
     with keeper(1.0, silent=True) as address:
-        leases.begin("r", Lease("p", address, 100.0))
+        leases.begin("r", KvLease("p", address, 100.0))
         assert leases.settled({"r"}) == (set(), set())
         now[0] = ANSWER_SECONDS - 0.1
         assert leases.settled(()) == (set(), set())
@@ -111,7 +111,7 @@ def test_no_answer_is_waited_for_so_long_and_then_late() -> None:
 def test_what_is_no_answer_is_late_and_harms_nothing(leases: Leases, said: list[bytes]) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         port = socket.bind_to_random_port("tcp://127.0.0.1")
-        leases.begin("r", Lease("p", f"tcp://127.0.0.1:{port}", 100.0))
+        leases.begin("r", KvLease("p", f"tcp://127.0.0.1:{port}", 100.0))
         assert leases.settled({"r"}) == (set(), set())
         identity, *_ = socket.recv_multipart()
         socket.send_multipart([identity, *said])

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.vllm.tickets import LEASE_SECONDS, TicketOffice
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, Sampling
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, Sampling
 from tests.router.standing import CARD
 
 SECRET = Secret(bytes(range(32)))

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.api import Engine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
 from tests.embedding_models import tiny_embedding
 from tests.engine.embed_conformance import LIMITS, CloseConformance, EmbedConformance
 from tests.engines.sglang.serving import FLAGS

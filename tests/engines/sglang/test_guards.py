@@ -8,12 +8,12 @@ import psutil
 import pytest
 import torch
 
-from inlay.card import Feature
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.api import FailingEngine, GenerateEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import ThinkingBudget
+from inlay.messages.card import Feature
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import ThinkingBudget
 from tests.engine import reference
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engines.starting import started

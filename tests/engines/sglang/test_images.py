@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 import torch
 
-from inlay.digest import with_digests
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Buffer, Media, Prompt, Tokens
+from inlay.messages.digest import with_digests
+from inlay.messages.prompt import Buffer, Media, Prompt, Tokens
 from tests.engine.conformance import make_request, run
 from tests.engine.reference import rows_of
 from tests.engine.torch.vision_reference import Picture

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang.sampling import params_of
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 from tests.engine.conformance import make_request
 from tests.engines.sglang.serving import FLAGS
 from tests.engines.starting import running

@@ -19,13 +19,8 @@ import pytest_asyncio
 import torch
 from msgspec.structs import replace
 
-from inlay.address import KvRoom
-from inlay.card import Phase
-from inlay.commands import ReadStats, ResetPrefixCache
-from inlay.engine.settings import EngineSettings
-from inlay.engine.sglang import rooms
-from inlay.engine.sglang.request_tracker import SglangRequestTracker
-from inlay.errors import (
+from inlay.base.address import KvRoom
+from inlay.base.errors import (
     KV_LOST,
     DeadlineExceededError,
     EngineError,
@@ -33,11 +28,16 @@ from inlay.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, Request
+from inlay.engine.settings import EngineSettings
+from inlay.engine.sglang import rooms
+from inlay.engine.sglang.request_tracker import SglangRequestTracker
+from inlay.messages.card import Phase
+from inlay.messages.commands import ReadStats, ResetPrefixCache
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output, Request
+from inlay.messages.routing import WorkerLoad
 from inlay.router import Router
 from inlay.router.resume import ResumingStream
-from inlay.routing import WorkerLoad
 from inlay.transport.api import Stream, Worker
 from inlay.transport.local import LocalPlane
 from inlay.worker.process import WorkerProcess, spawn

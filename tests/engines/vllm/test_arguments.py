@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from inlay import engine as engines
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
 from tests.engines.starting import SECRET
 from tests.engines.vllm.serving import FLAGS
 from tests.models import make

@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 import torch
 
-from inlay.card import Adapter, Feature
+from inlay.base.errors import EmbeddingsError, EngineError, InvalidRequestError
 from inlay.engine.api import AdapterEngine, GenerateEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EmbeddingsError, EngineError, InvalidRequestError
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Grammar, Output, Request, ThinkingBudget
+from inlay.messages.card import Adapter, Feature
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Grammar, Output, Request, ThinkingBudget
 from inlay.tensors.reader import read
 from tests import adapters
 from tests.deepseek import plain_r1

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from inlay.digest import with_digests
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.positions import GRID_FIELD
-from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
-from inlay.request import Request
+from inlay.messages.digest import with_digests
+from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
+from inlay.messages.request import Request
 from inlay.worker.host import EngineHost
 from tests.engine.conformance import Receiver, make_request, run
 from tests.engine.torch.vision_reference import Picture

@@ -12,16 +12,24 @@ import pytest
 import pytest_asyncio
 import zmq
 
-from inlay.digest import with_digests
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.api import GenerateEngine
 from inlay.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, encode
 from inlay.engine.kv_events_config import KvEventsConfig
 from inlay.engine.kv_publisher import KvPublisher
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.routing import KEY_SIZE, Cleared, KvEvent, KvEvents, Removed, Stored, routing_chain
+from inlay.messages.digest import with_digests
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.routing import (
+    KEY_SIZE,
+    Cleared,
+    KvEvent,
+    KvEvents,
+    Removed,
+    Stored,
+    routing_chain,
+)
 from inlay.worker.host import EngineHost
 from inlay.worker.sleeping import RunningRequests, SleepControl
 from tests.engine.conformance import Receiver, ids, make_request, run

@@ -18,12 +18,12 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from inlay import engine as engines
-from inlay.card import Phase
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import CONNECTORS
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Grammar, Output, Request
+from inlay.messages.card import Phase
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Grammar, Output, Request
 from inlay.router import Router, decide
 from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.api import Engine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
 from tests.embedding_models import sized_embedding, tiny_scoring
 from tests.engine.embed_conformance import (
     LIMITS,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.engine.api import GenerateEngine
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Grammar
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Grammar
 from tests.engine.conformance import ids, make_request, run
 from tests.engine.reference import look_up, rows_of
 from tests.equality.reference import tokenizer_of

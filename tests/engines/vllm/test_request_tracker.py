@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from inlay.engine.vllm.request_tracker import VllmRequestTracker
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, TokenLogprobs
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Output, TokenLogprobs
 from tests.engine.conformance import make_request
 
 pytestmark = pytest.mark.engines

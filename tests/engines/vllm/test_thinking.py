@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.api import GenerateEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request, ThinkingBudget
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request, ThinkingBudget
 from tests.engine.conformance import ids, make_request, run
 from tests.engines.starting import started
 from tests.engines.vllm.cases import THINK

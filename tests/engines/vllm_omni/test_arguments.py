@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.vllm_omni.arguments import omni_arguments
-from inlay.errors import InvalidRequestError
 from tests.engines.vllm_omni.serving import settings
 
 

@@ -14,11 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.engine.diffusers.painter import payload
+from inlay.base.errors import (
+    DeadlineExceededError,
+    EmbeddingsError,
+    EngineError,
+    InvalidRequestError,
+)
+from inlay.engine.diffusers.image_pipeline import payload
 from inlay.engine.vllm_omni.engine import VllmOmniEngine
 from inlay.engine.vllm_omni.prompts import sampling_of
-from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InvalidRequestError
-from inlay.request import Diffusion, Input
+from inlay.messages.request import Diffusion, Input
 from tests.engine.conformance import SECRET
 from tests.engine.test_diffusers import (
     PROMPT,

@@ -16,12 +16,12 @@ from inlay.api.admin.schema import (
     LoadLoraAdapterRequest,
     UnloadLoraAdapterRequest,
 )
-from inlay.card import ModelCard
-from inlay.commands import Command, ListAdapters, LoadAdapter, UnloadAdapter
-from inlay.errors import InlayError, InvalidRequestError, NotFoundError
+from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.http.parsed_request import read_json
 from inlay.http.server import Call
-from inlay.request import Task
+from inlay.messages.card import ModelCard
+from inlay.messages.commands import Command, ListAdapters, LoadAdapter, UnloadAdapter
+from inlay.messages.request import Task
 from inlay.transport.api import Worker
 
 WITHIN = 3600.0

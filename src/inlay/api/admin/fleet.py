@@ -4,11 +4,11 @@ from typing import Literal
 
 import msgspec
 
-from inlay.card import Phase, Stats
 from inlay.http.metrics.engine_health import LastProbe, State, health_of
 from inlay.http.server import Call
-from inlay.request import Task
-from inlay.routing import WorkerLoad
+from inlay.messages.card import Phase, Stats
+from inlay.messages.request import Task
+from inlay.messages.routing import WorkerLoad
 from inlay.transport.api import Worker
 
 

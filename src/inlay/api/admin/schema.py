@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from inlay.errors import ErrorBody
+from inlay.base.errors import ErrorBody
 
 
 class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,9 +16,9 @@ from inlay.api.admin.schema import (
     WorkerSleep,
 )
 from inlay.api.parameters import MAX_WAIT
-from inlay.commands import ResetPrefixCache, Sleep, WakeUp, name_of
-from inlay.errors import InlayError, InvalidRequestError, NotFoundError
+from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.http.server import Call
+from inlay.messages.commands import ResetPrefixCache, Sleep, WakeUp, name_of
 from inlay.transport.api import Worker
 
 AdminCommand: TypeAlias = ResetPrefixCache | Sleep | WakeUp

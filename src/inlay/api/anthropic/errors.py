@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from inlay.api.anthropic.schema import ErrorDetail, Failure
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
 from inlay.http.errors import ErrorForm, shown
 
 _TYPES: Mapping[int, str] = {

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from inlay.api.anthropic.schema import MessagesInput
 from inlay.api.fields import check_depths, string_at
 from inlay.api.generation.parts import content_source
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source
 from inlay.http.bodies.media import MediaSource
 from inlay.http.quoting import shown_at, shown_value

@@ -8,9 +8,9 @@ from inlay.api.anthropic.route import check_version
 from inlay.api.anthropic.schema import ModelInfo, ModelPage
 from inlay.api.listed import listed
 from inlay.api.parameters import MOST, USUAL
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.server import Call
-from inlay.request import Task
+from inlay.messages.request import Task
 from inlay.router import ServedModel
 
 

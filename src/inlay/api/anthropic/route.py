@@ -24,13 +24,13 @@ from inlay.api.generation.output_format import has_thinking_budget
 from inlay.api.generation.respond import respond
 from inlay.api.parameters import VERSIONS
 from inlay.api.schema.chat import ChatRequest
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError, Path
+from inlay.base.errors import InvalidRequestError, Path
 from inlay.http.bodies.embeds import Source
 from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.server import Call
 from inlay.http.sse import NAMED
-from inlay.request import Task
+from inlay.messages.card import ModelCard
+from inlay.messages.request import Task
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(MessagesInput)
@@ -151,7 +151,7 @@ async def _read(call: Call, decoder: msgspec.json.Decoder[T]) -> _Asked:
     incoming = await read_request(call, decoder, sources)
     request = incoming.parsed.request
     check_unserved(request)
-    chat = await call.server.prepare(incoming.size, _as_chat, request, said[0])
+    chat = await call.server.run_prepared(incoming.size, _as_chat, request, said[0])
     request.messages = []  # the chat's messages have them from here on
     return _Asked(incoming, said[0], chat)
 

@@ -7,7 +7,15 @@ import msgspec
 
 from inlay.api.schema.stages import StageUsage
 from inlay.api.schema.unserved import Unserved
-from inlay.fields import IgnoreEos, MinP, MinTokens, RepetitionPenalty, Temperature, TopK, TopP
+from inlay.messages.fields import (
+    IgnoreEos,
+    MinP,
+    MinTokens,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
 
 
 class OutputConfig(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ from inlay.api.anthropic.schema import (
 from inlay.api.generation.choices import ChoiceState, joined
 from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.shares import shares_of
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
 from inlay.http.sse import Event, TextEvents, named_event
 from inlay.render import ContentDelta, OutputDelta, ParsedOutput, ReasoningDelta
 from inlay.render.arguments import read_arguments

@@ -17,8 +17,9 @@ These are made once the requests are at a worker, which computes meanwhile. A st
 faster than its client takes the events.
 
 Outputs with nothing but the next ids, the usual case of one choice, wake no task. They are taken
-where they have come, all streams of a connection in one loop (`OutputQueue.offer`,
-`ResumingStream.offer`, `Generation.each`), while the `Sink` is ready. What is not taken so is left
+where they have come, all streams of a connection in one loop (`OutputQueue.set_inline_reader`,
+`ResumingStream.set_inline_reader`, `Generation.each`), while the `Sink` is ready. What is not taken
+so is left
 to the task: first and last outputs, errors, and all that comes while the client reads slowly.
 
 Prompt logprobs: the engine sends them in `Output.prompt_logprobs`, in chunks, before the first

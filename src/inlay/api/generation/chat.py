@@ -18,16 +18,16 @@ from inlay.api.generation.sampling import check_request, sampling_of
 from inlay.api.generation.tools import NO_TOOLS, ToolUse
 from inlay.api.generation.truncation import Truncation
 from inlay.api.schema.chat import ChatRequest
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.accounting import size_of
 from inlay.http.bodies.embeds import Embeddings
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.references import embeddings_of
 from inlay.http.server import Call
-from inlay.prompt import Prompt
+from inlay.messages.card import ModelCard
+from inlay.messages.prompt import Prompt
+from inlay.messages.request import Grammar
 from inlay.render import Renderer
-from inlay.request import Grammar
 from inlay.router import ServedModel
 
 
@@ -84,15 +84,15 @@ async def chat_prompt(
     """
     server = call.server
     check_request(call, request)
-    await server.prepare(call.memory.json, _check_chat, request, server.settings.max_choices)
+    await server.run_prepared(call.memory.json, _check_chat, request, server.settings.max_choices)
     card = model.card
     grammar, use = None, NO_TOOLS
     if request.response_format is not None or request.structured_outputs is not None:
-        grammar = await server.prepare(call.memory.json, grammar_of, request, card)
+        grammar = await server.run_prepared(call.memory.json, grammar_of, request, card)
     renderer = await server.renderers.of(card)
     forms = ModelFormats.of(server.settings, renderer)
     if request.tools is not None or request.tool_choice is not None:
-        use = await server.prepare(
+        use = await server.run_prepared(
             call.memory.json,
             ToolUse.of,
             request.tools,
@@ -117,7 +117,7 @@ async def chat_prompt(
             model.max_len,
             max_tokens,
         )
-    prompt, kept_bytes = await server.prepare(
+    prompt, kept_bytes = await server.run_prepared(
         size,
         _prompt,
         request,

@@ -9,14 +9,14 @@ from inlay.api.generation.generation import Generation
 from inlay.api.generation.messages import MessageReader
 from inlay.api.generation.respond import ResponseShape
 from inlay.api.schema.chat import ChatRequest
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.extension import parts
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call, Server
 from inlay.http.sse import EventStream
-from inlay.request import Task, Usage
+from inlay.messages.card import ModelCard
+from inlay.messages.request import Task, Usage
 from inlay.router import ServedModel
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inlay.errors import EngineError, InlayError, OverloadedError
+from inlay.base.errors import EngineError, InlayError, OverloadedError
+from inlay.messages.request import Output, Payload, Request, TokenLogprobs
 from inlay.render import (
     PLAIN,
     Begins,
@@ -21,7 +22,6 @@ from inlay.render import (
     ToolCallDelta,
 )
 from inlay.render.output import ContentParser
-from inlay.request import Output, Payload, Request, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,22 @@ from typing import NamedTuple, Protocol, TypeAlias
 import msgspec
 from blake3 import blake3
 
-from inlay import __version__, refusals
+from inlay import __version__
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
 from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.logprobs import PromptScores, reserve, size_of_logprobs
 from inlay.api.generation.sampling import stops_of
 from inlay.api.schema.generation import GenerationRequest
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.connection import TextWriter
 from inlay.http.metrics.requests import ChoiceTimes, RequestTimes
 from inlay.http.server import Call
-from inlay.prompt import Prompt
+from inlay.messages import refusals
+from inlay.messages.card import ModelCard
+from inlay.messages.prompt import Prompt
+from inlay.messages.request import Output, Request, Sampling
+from inlay.messages.request import Usage as WorkerUsage
 from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
-from inlay.request import Output, Request, Sampling
-from inlay.request import Usage as WorkerUsage
 from inlay.router import Router, ServedModel
 from inlay.router.resume import ResumingStream
 
@@ -46,7 +47,7 @@ class Sink(Protocol):
         """
 
 
-class Kept:
+class WholeSink:
     """`Sink` of a whole response: pieces are kept with their choices.
 
     Args:
@@ -76,7 +77,7 @@ class PayloadSink(Protocol):
     def made_by(self, stream: ResumingStream) -> None:
         """Note the stream whose outputs are told."""
 
-    def told(self, output: Output) -> Output:
+    def on_output(self, output: Output) -> Output:
         """Take an output; return it without its payloads. Raises where nothing can follow."""
 
 
@@ -240,13 +241,13 @@ class Generation:
             payloads.made_by(stream)
         taker = None
         if sink is not None and payloads is None and scores is None:
-            taker = _Taker(choice, sink, times)
-            stream.offer(taker.take)
+            taker = _InlineReader(choice, sink, times)
+            stream.set_inline_reader(taker.take)
         try:
             async for outputs in stream:
                 choice.worker = stream.worker
                 if payloads is not None:
-                    outputs = [payloads.told(output) for output in outputs]
+                    outputs = [payloads.on_output(output) for output in outputs]
                 piece = (taker and taker.made()) or choice.take(outputs)
                 ended = piece.finish_reason is not None
                 if ended and payloads is None:
@@ -265,7 +266,7 @@ class Generation:
                 if ended:
                     return
         finally:
-            stream.offer(None)
+            stream.set_inline_reader(None)
 
     def close(self) -> None:
         """Cancel the requests that are still running."""
@@ -336,7 +337,7 @@ def _count(choice: ChoiceState, piece: ChoicePiece, times: ChoiceTimes) -> bool:
     return bool(piece.token_ids)
 
 
-class _Taker:
+class _InlineReader:
     """Taker of further outputs of a choice, without its task.
 
     A piece that ends the choice is left to the task, and so is an error. It is one object, not

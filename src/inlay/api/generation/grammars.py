@@ -9,10 +9,10 @@ from inlay.api.fields import check_depth
 from inlay.api.generation.schemas import held
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.generation import GenerationRequest
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError, Path
+from inlay.base.errors import InvalidRequestError, Path
 from inlay.http.quoting import shown_at, shown_value
-from inlay.request import MAX_GRAMMAR, Grammar, GrammarKind
+from inlay.messages.card import ModelCard
+from inlay.messages.request import MAX_GRAMMAR, Grammar, GrammarKind
 
 _FORMAT, _OUTPUTS = "response_format", "structured_outputs"
 

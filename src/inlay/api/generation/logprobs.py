@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from inlay.api.schema.generation import GenerationRequest, PromptLogprob
-from inlay.card import ModelCard
-from inlay.errors import BodyTooLargeError, EngineError, InvalidRequestError
+from inlay.base.errors import BodyTooLargeError, EngineError, InvalidRequestError
 from inlay.http.bodies.accounting import Reservation
-from inlay.prompt import Prompt
+from inlay.messages.card import ModelCard
+from inlay.messages.prompt import Prompt
+from inlay.messages.request import Output, PromptLogprobs, Sampling, TokenLogprobs
 from inlay.render import Renderer
-from inlay.request import Output, PromptLogprobs, Sampling, TokenLogprobs
 
 LEAST = -9999.0
 """Lowest logprob in JSON, which has no infinity; the same number in vLLM and OpenAI's API."""

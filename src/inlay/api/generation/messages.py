@@ -12,14 +12,14 @@ from inlay.api.generation.parts import (
     media_source,
 )
 from inlay.api.generation.said import Thought, is_thought, said_in, thoughts_of
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.bodies.media import MediaSource
 from inlay.http.bodies.structure import check_structure
 from inlay.http.quoting import shown_at, shown_value
 from inlay.media.spec import Kind
-from inlay.prompt import Rows, Segment, Tokens
+from inlay.messages.card import ModelCard
+from inlay.messages.prompt import Rows, Segment, Tokens
 from inlay.render import NO_MEDIA, ChatMedia, Shown
 from inlay.render.turns import REASONING
 

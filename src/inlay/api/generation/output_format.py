@@ -7,10 +7,11 @@ import msgspec
 
 from inlay.api.generation.grammars import check_served
 from inlay.api.generation.tools import ToolChoice, ToolUse
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.settings import FrontendSettings
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.card import ModelCard
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Grammar, ThinkingBudget
 from inlay.render import Begins, OutputFormat, OutputParser, ReasoningIds, Renderer
 from inlay.render.formats import (
     CHANNELS,
@@ -25,7 +26,6 @@ from inlay.render.formats import (
 from inlay.render.output import ContentParser
 from inlay.render.parsers.calls import Tools
 from inlay.render.parsers.harmony import HarmonyParser
-from inlay.request import Grammar, ThinkingBudget
 
 _FIELD = "thinking_token_budget"
 

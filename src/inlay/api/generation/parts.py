@@ -5,7 +5,7 @@ from typing import Any
 
 from inlay.api.fields import one_of
 from inlay.api.generation.said import thoughts_of
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.bodies.media import MediaSource
 from inlay.http.quoting import shown_at, shown_value

@@ -8,10 +8,10 @@ from typing import Protocol
 import msgspec
 
 from inlay.api.generation.choices import ChoiceState
-from inlay.api.generation.generation import Generation, Kept, Pieces
+from inlay.api.generation.generation import Generation, Pieces, WholeSink
 from inlay.api.generation.grammars import own_fields
 from inlay.api.schema.generation import GenerationRequest
-from inlay.errors import InlayError, InvalidRequestError
+from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.http.bodies.connection import TextWriter
 from inlay.http.errors import ClientGone, internal_error
 from inlay.http.request_scope import RequestScope
@@ -102,7 +102,7 @@ class _Written:
         self, call: Call, generation: Generation, shape: ResponseShape, framing: Framing
     ) -> None:
         self.stream = EventStream(call.send, framing, call.exchange)
-        self._prepare = call.server.prepare
+        self._prepare = call.server.run_prepared
         self._generation = generation
         self._shape = shape
         shows_workers = call.caller.admin and b"x-show-workers" in call.headers
@@ -163,14 +163,14 @@ async def respond(
         generation.bulk += size
 
     try:
-        async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
+        async with RequestScope(call.server.inflight, call.receive, call.detach_deadline()):
             await call.server.awake(model.card.name)
             call.sent = time.perf_counter()
             await generation.start(call.server.router, model.card, session=session)
             shape = make_shape()
             if request.stream:
                 written = _Written(call, generation, shape, framing)
-            await generation.each(written or Kept(grow))
+            await generation.each(written or WholeSink(grow))
             if rest is not None:
                 await rest(None if written is None else written.stream)
     except (InlayError, ClientGone) as error:

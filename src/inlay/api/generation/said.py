@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inlay.api.fields import string_at
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.quoting import shown_at, shown_value
 from inlay.render.turns import REASONING
 

@@ -10,15 +10,15 @@ from inlay.api.fields import check_common, check_ids
 from inlay.api.generation.logprobs import named_ids, prompt_logprobs_of
 from inlay.api.generation.output_format import thinking_budget
 from inlay.api.schema.generation import GenerationRequest
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError
-from inlay.fields import SAMPLING, check_bounds
+from inlay.base.errors import InvalidRequestError
 from inlay.http.server import Call
 from inlay.http.settings import FrontendSettings
-from inlay.limits import check_length
-from inlay.prompt import Prompt
+from inlay.messages.card import ModelCard
+from inlay.messages.fields import SAMPLING, check_bounds
+from inlay.messages.limits import check_length
+from inlay.messages.prompt import Prompt
+from inlay.messages.request import Grammar, Sampling
 from inlay.render import Begins, ReasoningIds, Renderer
-from inlay.request import Grammar, Sampling
 from inlay.router import ServedModel
 
 MAX_LOGIT_BIAS = MAX_STOP_TOKEN_IDS = 1024

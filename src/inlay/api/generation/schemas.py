@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Literal, TypeAlias
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.render.json_schema import (
     TYPE_NAMES,

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from inlay.errors import InvalidRequestError
-from inlay.limits import check_length
-from inlay.prompt import Media, Prompt, split_point
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.limits import check_length
+from inlay.messages.prompt import Media, Prompt, split_point
 from inlay.render import Side
 
 

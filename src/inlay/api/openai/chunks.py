@@ -16,7 +16,7 @@ from inlay.api.openai.schema.generation import (
     UsageInfo,
 )
 from inlay.api.schema.generation import GenerationRequest
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
 from inlay.http.errors import ErrorResponse, shown
 from inlay.http.sse import Event, TextEvents
 

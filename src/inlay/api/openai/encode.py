@@ -21,7 +21,7 @@ from inlay.api.openai.schema.encode import (
     EncodeResponse,
     EncodeUsage,
 )
-from inlay.errors import EngineError, InvalidRequestError
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings
 from inlay.http.bodies.media import MediaSource
 from inlay.http.parsed_request import read_request
@@ -31,9 +31,9 @@ from inlay.http.request_scope import RequestScope
 from inlay.http.server import JSON_HEADER, Call
 from inlay.media.embeds import grid_beside
 from inlay.media.spec import MediaSpec
-from inlay.outputs import payloads_of
-from inlay.prompt import DTYPE_SIZES, Media, Prompt
-from inlay.request import PORTS, Payload, Pooling, Task
+from inlay.messages.outputs import payloads_of
+from inlay.messages.prompt import DTYPE_SIZES, Media, Prompt
+from inlay.messages.request import PORTS, Payload, Pooling, Task
 from inlay.router import ServedModel
 from inlay.tensors import write
 from inlay.tensors.tensor import NUMPY_DTYPES
@@ -65,7 +65,7 @@ async def encode(call: Call) -> None:
         raise InvalidRequestError("input must not be empty", param="input")
     embeddings = await embeddings_of(call, incoming, model.card)
     size = incoming.size + embeddings.num_fetched_bytes
-    prompts = await server.prepare(size, _prompts, embeddings, sources)
+    prompts = await server.run_prepared(size, _prompts, embeddings, sources)
     del incoming, embeddings
     call.memory.settle(prompts, 0)
     spec = model.card.media
@@ -74,7 +74,7 @@ async def encode(call: Call) -> None:
     call.reservation.grow(count * _row_bytes(model, request.encoding_format))
     found = await _Encoding(call, model, request).payloads(prompts)
     server.metrics.embedded(model.card.name, len(prompts), count, call.began)
-    answer = await server.prepare(
+    answer = await server.run_prepared(
         size + count * model.card.hidden_size,
         lambda: _encode(
             EncodeResponse(
@@ -148,7 +148,7 @@ class _Encoding:
             ClientGone: the client left.
         """
         call = self._call
-        async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
+        async with RequestScope(call.server.inflight, call.receive, call.detach_deadline()):
             await call.server.awake(self._model.card.name, Task.ENCODE)
             try:
                 async with asyncio.TaskGroup() as group:

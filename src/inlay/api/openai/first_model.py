@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.server import Server
+from inlay.messages.card import ModelCard
 
 
 def first_that(server: Server, does: Callable[[ModelCard], bool], said: str) -> ModelCard:

@@ -6,8 +6,7 @@ import msgspec
 
 from inlay.api.openai.schema.images import ImagesRequest
 from inlay.api.openai.sources import embeds_source
-from inlay.card import ImageCard, ModelCard
-from inlay.errors import (
+from inlay.base.errors import (
     EmbeddingsError,
     EngineError,
     InvalidRequestError,
@@ -18,8 +17,9 @@ from inlay.http.bodies.embeds import TensorSource
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.references import embeddings_of
 from inlay.http.server import Call
-from inlay.prompt import Buffer, Prompt, Rows
-from inlay.request import Diffusion, Payload
+from inlay.messages.card import ImageCard, ModelCard
+from inlay.messages.prompt import Buffer, Prompt, Rows
+from inlay.messages.request import Diffusion, Payload
 from inlay.router import Router
 
 _NEGATIVE = "negative_"
@@ -114,7 +114,9 @@ async def prompt_payloads(
         own = msgspec.structs.replace(taker, hidden_size=size)
         try:
             embeddings = await embeddings_of(call, incoming, own, source)
-            found[source.param] = await call.server.prepare(incoming.size, embeddings.one, source)
+            found[source.param] = await call.server.run_prepared(
+                incoming.size, embeddings.one, source
+            )
         except EmbeddingsError as error:
             raise error.at(source.param) from error
     for name in _FIELDS:

@@ -27,16 +27,16 @@ from inlay.api.openai.schema.images import (
 )
 from inlay.api.openai.stage_request import all_awake, stage_request, take_places
 from inlay.api.shares import shares_of
-from inlay.card import ImageCard, ModelCard, check_image_cost
-from inlay.errors import EngineError, InlayError, InvalidRequestError
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.http.errors import shown
 from inlay.http.parsed_request import read_request
 from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, Server
 from inlay.http.sse import NAMED, EventStream, named_event
-from inlay.request import Diffusion, Input, Payload, Request, Task, Usage
-from inlay.router.making import Making
+from inlay.messages.card import ImageCard, ModelCard, check_image_cost
+from inlay.messages.request import Diffusion, Input, Payload, Request, Task, Usage
+from inlay.router.stage_result import StageResult
 from inlay.router.stages import StageOutput, plan, walk
 
 _decoder = msgspec.json.Decoder(ImagesRequest)
@@ -66,7 +66,7 @@ async def images(call: Call) -> None:
     id_ = answer_id("img-", request.request_id)
     call.reservation.grow(params.count * params.width * params.height * FILE_BYTES_PER_PIXEL)
     take_places(call, steps, params.count)
-    given: dict[str | None, Making] = {None: Making(payloads)}
+    given: dict[str | None, StageResult] = {None: StageResult(payloads)}
 
     def make(stage: str, inputs: Sequence[Input]) -> Request:
         made = stage_request(call, id_, params, request.priority or 0, stage, inputs)
@@ -75,7 +75,7 @@ async def images(call: Call) -> None:
     stream = EventStream(call.send, NAMED)
     shape = _Shape(request, params)
     try:
-        async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
+        async with RequestScope(call.server.inflight, call.receive, call.detach_deadline()):
             await all_awake(server, steps)
             async with aclosing(
                 walk(server.router, steps, given, make, call.reservation.grow)
@@ -90,7 +90,7 @@ async def images(call: Call) -> None:
         return
     size = sum(len(image) for image in shape.images)
     if request.stream:
-        await stream.finish([await server.prepare(size, shape.completed)])
+        await stream.finish([await server.run_prepared(size, shape.completed)])
         return
     await call.prepared_json(size, shape.response)
 
@@ -152,7 +152,7 @@ async def _take(
                 shape.images.append(bytes(payload.data.view))
             elif stream is not None and shape.is_further(payload.port):
                 size = len(payload.data)
-                await stream.write([await call.server.prepare(size, shape.partial, payload)])
+                await stream.write([await call.server.run_prepared(size, shape.partial, payload)])
     if len(shape.images) != shape.params.count:
         raise EngineError(f"the worker made {len(shape.images)} of {shape.params.count} images")
 

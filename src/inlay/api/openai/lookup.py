@@ -18,15 +18,15 @@ from inlay.api.openai.schema.lookup import (
     RowsResponse,
 )
 from inlay.api.openai.uploads import shown
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError, PermissionDeniedError
+from inlay.base.errors import InvalidRequestError, PermissionDeniedError
 from inlay.http.bodies.embeds import TensorSource
 from inlay.http.parsed_request import read_json
 from inlay.http.references import store_for, stored_rows
 from inlay.http.server import Call, Server
 from inlay.http.tables import Table, with_noise
-from inlay.limits import check_length
-from inlay.prompt import Buffer, Rows
+from inlay.messages.card import ModelCard
+from inlay.messages.limits import check_length
+from inlay.messages.prompt import Buffer, Rows
 from inlay.render import Renderer
 from inlay.tensors import read, write
 from inlay.tensors.neighbours import nearest
@@ -143,7 +143,7 @@ def _check(request: EncodePromptRequest) -> None:
 
 async def _ids(call: Call, request: EncodePromptRequest, card: ModelCard) -> Sequence[int]:
     renderer = await call.server.renderers.of(card)
-    ids = await call.server.prepare(call.memory.json, _tokens, request, renderer)
+    ids = await call.server.run_prepared(call.memory.json, _tokens, request, renderer)
     if not ids:
         raise InvalidRequestError("the text has no tokens", param="prompt")
     check_length(len(ids), card.limits.max_model_len)

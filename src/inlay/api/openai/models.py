@@ -14,10 +14,10 @@ from inlay.api.openai.schema.models import (
     ModelLimits,
     ModelList,
 )
-from inlay.card import EmbeddingCard, ModelCard
 from inlay.extension import parts
 from inlay.http.server import Call
-from inlay.request import Task
+from inlay.messages.card import EmbeddingCard, ModelCard
+from inlay.messages.request import Task
 from inlay.router import ServedModel
 
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from inlay.http.server import OFFLOAD_BYTES, Server
 from inlay.media.sound_files import FORMATS, sound_writer
-from inlay.request import Payload
+from inlay.messages.request import Payload
 
 
 class SoundFile(Protocol):
@@ -40,7 +40,7 @@ class SampledFile:
     def __init__(self, server: Server, name: str, rate: int, param: str, *, whole: bool) -> None:
         self.media_type = FORMATS[name].media_type
         self._compressed = bool(FORMATS[name].written)
-        self._prepare = server.prepare
+        self._prepare = server.run_prepared
         self._writer = sound_writer(name, rate, param, whole=whole)
 
     async def take(self, payload: Payload) -> bytes:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from inlay.api.openai.sound_files import FinishedFile, SampledFile, SoundFile
-from inlay.card import AudioCard, ModelCard
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.hidden_states import HiddenStates
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Server
-from inlay.prompt import Media
+from inlay.messages.card import AudioCard, ModelCard
+from inlay.messages.hidden_states import HiddenStates
+from inlay.messages.prompt import Media
+from inlay.messages.speech import Speech
 from inlay.router import Router
 from inlay.router.stages import Step, plan
-from inlay.speech import Speech
 from inlay.stages.graph import Graph
 
 _SPEECH_POSITIONS = 3
@@ -29,7 +29,7 @@ def speaks(card: ModelCard) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Speaker:
+class SpeechPlan:
     """The stages of a pipeline that make the sound.
 
     Attributes:
@@ -47,7 +47,7 @@ class Speaker:
     thinker: ModelCard
 
     @classmethod
-    def of(cls, router: Router, model: ModelCard, *, reads: bool) -> "Speaker":
+    def of(cls, router: Router, model: ModelCard, *, reads: bool) -> "SpeechPlan":
         """Plan the sound of a pipeline for which `speaks` is true.
 
         Args:

@@ -16,12 +16,11 @@ from inlay.api.generation.parts import in_content
 from inlay.api.generation.sampling import seed_of
 from inlay.api.openai.first_model import first_that
 from inlay.api.openai.schema.speech import SpeechRequest, VoiceId
-from inlay.api.openai.speaking import Speaker, speaks
-from inlay.api.openai.speech_prompt import SpokenPrompt, spoken_prompt
-from inlay.api.openai.speech_shape import Answer, Events, File, Pieces
+from inlay.api.openai.speaking import SpeechPlan, speaks
+from inlay.api.openai.speech_prompt import SpeechPrompt, spoken_prompt
+from inlay.api.openai.speech_shape import Events, File, Pieces, SpeechAnswer
 from inlay.api.openai.stage_request import all_awake, engine_id, stage_request, take_places
-from inlay.card import ModelCard
-from inlay.errors import InlayError, InvalidRequestError
+from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.quoting import shown_value
@@ -30,7 +29,8 @@ from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, Server
 from inlay.media.positions import media_runs
 from inlay.media.sound_files import FORMATS, SoundFormat
-from inlay.request import Input, Request, Sampling
+from inlay.messages.card import ModelCard
+from inlay.messages.request import Input, Request, Sampling
 from inlay.router.stages import walk
 
 _decoder = msgspec.json.Decoder(SpeechRequest)
@@ -47,10 +47,10 @@ async def speech(call: Call) -> None:
     kind = _kind(request, FORMATS[format_])
     _check_priority(call, request)
     server = call.server
-    speaker = Speaker.of(server.router, pipeline_of(server, request.model), reads=True)
+    speaker = SpeechPlan.of(server.router, pipeline_of(server, request.model), reads=True)
     voice = _voice(request.voice, speaker)
     file = speaker.file(server, format_, "response_format", whole=kind is File)
-    answer: Answer = kind(call, file)
+    answer: SpeechAnswer = kind(call, file)
     prompt = await _read(call, incoming, request, speaker)
     del incoming
     codes = speaker.codes(prompt.before, "instructions", request.max_new_tokens)
@@ -59,7 +59,7 @@ async def speech(call: Call) -> None:
     take_places(call, speaker.steps)
     make = _Requests(call, request, speaker, prompt, voice, codes, format_).make
     try:
-        async with RequestScope(server.inflight, call.receive, call.take_clock()):
+        async with RequestScope(server.inflight, call.receive, call.detach_deadline()):
             await all_awake(server, speaker.steps)
             async with aclosing(
                 walk(server.router, speaker.steps, {}, make, call.reservation.grow)
@@ -86,7 +86,7 @@ def _sources_in(request: SpeechRequest) -> list[Source]:
     ]
 
 
-def _kind(request: SpeechRequest, format_: SoundFormat) -> type[Answer]:
+def _kind(request: SpeechRequest, format_: SoundFormat) -> type[SpeechAnswer]:
     """Return the form of the answer. Raises `InvalidRequestError`."""
     if request.stream is False and request.stream_format is not None:
         raise InvalidRequestError(
@@ -144,7 +144,7 @@ def pipeline_of(server: Server, name: str | None) -> ModelCard:
     return card
 
 
-def _voice(asked: str | VoiceId | None, speaker: Speaker) -> str:
+def _voice(asked: str | VoiceId | None, speaker: SpeechPlan) -> str:
     voice = asked.id if isinstance(asked, VoiceId) else asked
     if voice is None:
         return speaker.card.voices[0]
@@ -153,13 +153,13 @@ def _voice(asked: str | VoiceId | None, speaker: Speaker) -> str:
 
 
 async def _read(
-    call: Call, incoming: ParsedRequest[SpeechRequest], request: SpeechRequest, speaker: Speaker
-) -> SpokenPrompt:
+    call: Call, incoming: ParsedRequest[SpeechRequest], request: SpeechRequest, speaker: SpeechPlan
+) -> SpeechPrompt:
     """Return the prompt; the request is without its text from here on."""
     server, thinker = call.server, speaker.thinker
     renderer = await server.renderers.of(thinker)
     embeddings = await embeddings_of(call, incoming, thinker)
-    prompt = await server.prepare(
+    prompt = await server.run_prepared(
         incoming.size + embeddings.num_fetched_bytes,
         spoken_prompt,
         request,
@@ -173,7 +173,7 @@ async def _read(
     return prompt
 
 
-def _check_length(prompt: SpokenPrompt, speaker: Speaker, codes: int) -> None:
+def _check_length(prompt: SpeechPrompt, speaker: SpeechPlan, codes: int) -> None:
     """Raise `InvalidRequestError` for a text that cannot be read, or not be spoken to its end."""
     limit, positions = speaker.thinker.limits.max_model_len, len(prompt.whole)
     if positions > limit:
@@ -197,8 +197,8 @@ class _Requests:
 
     call: Call
     request: SpeechRequest
-    speaker: Speaker
-    prompt: SpokenPrompt
+    speaker: SpeechPlan
+    prompt: SpeechPrompt
     voice: str
     codes: int
     format: str

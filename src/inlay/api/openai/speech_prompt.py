@@ -7,18 +7,18 @@ from inlay.api.fields import string_at
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.parts import content_source, kind_of
 from inlay.api.openai.schema.speech import SpeechRequest
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings
 from inlay.http.quoting import shown_at, shown_value
-from inlay.prompt import Prompt, Segment, Tokens
+from inlay.messages.card import ModelCard
+from inlay.messages.prompt import Prompt, Segment, Tokens
 from inlay.render import Renderer
 
 READ_ALOUD = "Read the text aloud."
 """The user's message where a request has no instructions."""
 
 
-class SpokenPrompt(NamedTuple):
+class SpeechPrompt(NamedTuple):
     """A prompt whose end is spoken.
 
     Attributes:
@@ -36,7 +36,7 @@ def spoken_prompt(
     card: ModelCard,
     renderer: Renderer,
     system: str,
-) -> SpokenPrompt:
+) -> SpeechPrompt:
     """Return the prompt of a request. CPU work, safe to call from any thread.
 
     The text is tokenized on its own, as a model writes it: what it begins with never joins the
@@ -64,7 +64,7 @@ def spoken_prompt(
         named.insert(0, "system")
     chat = read_messages(messages, embeddings.one, embeddings.media, named=named)
     prompt = renderer.chat(chat.messages, rows=chat.rows, media=chat.media_for(card))
-    return SpokenPrompt(prompt + spoken, len(prompt))
+    return SpeechPrompt(prompt + spoken, len(prompt))
 
 
 def _spoken(

@@ -9,18 +9,18 @@ from inlay.api.openai.schema.failure import StreamFailure
 from inlay.api.openai.schema.speech import SpeechDelta, SpeechDone, SpeechUsage
 from inlay.api.openai.sound_files import SoundFile
 from inlay.api.shares import shares_of
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
 from inlay.http.errors import shown
 from inlay.http.server import Call
 from inlay.http.sse import EventStream, Framing, data_event
-from inlay.request import Payload, Usage
+from inlay.messages.request import Payload, Usage
 from inlay.router.stages import StageOutput
 
 _FRAMING = Framing(data_event, b"")
 """OpenAI's of these events: without names, and nothing after the last."""
 
 
-class Answer(Protocol):
+class SpeechAnswer(Protocol):
     """An answer in the making."""
 
     @property
@@ -55,18 +55,18 @@ class File:
         self._call, self._file = call, file
 
     async def take(self, payload: Payload) -> None:
-        """As `Answer`."""
+        """As `SpeechAnswer`."""
         await self._file.take(payload)
 
     def end(self, output: StageOutput) -> None:
-        """As `Answer`."""
+        """As `SpeechAnswer`."""
 
     async def fail(self, error: InlayError) -> None:
-        """As `Answer`; it has not started before its end."""
+        """As `SpeechAnswer`; it has not started before its end."""
         raise error
 
     async def finish(self) -> None:
-        """As `Answer`."""
+        """As `SpeechAnswer`."""
         await self._call.bytes(await self._file.end(), _media_type(self._file))
 
 
@@ -78,19 +78,19 @@ class Pieces:
         self.started = False
 
     async def take(self, payload: Payload) -> None:
-        """As `Answer`."""
+        """As `SpeechAnswer`."""
         if piece := await self._file.take(payload):
             await self._write(piece, more=True)
 
     def end(self, output: StageOutput) -> None:
-        """As `Answer`."""
+        """As `SpeechAnswer`."""
 
     async def fail(self, error: InlayError) -> None:
-        """As `Answer`: the connection is cut, so that nobody takes the file for whole."""
+        """As `SpeechAnswer`: the connection is cut, so that nobody takes the file for whole."""
         raise error
 
     async def finish(self) -> None:
-        """As `Answer`."""
+        """As `SpeechAnswer`."""
         await self._write(await self._file.end(), more=False)
 
     async def _write(self, data: bytes, *, more: bool) -> None:
@@ -112,26 +112,26 @@ class Events:
 
     @property
     def started(self) -> bool:
-        """As `Answer`."""
+        """As `SpeechAnswer`."""
         return self._stream.started
 
     async def take(self, payload: Payload) -> None:
-        """As `Answer`."""
+        """As `SpeechAnswer`."""
         if piece := await self._file.take(payload):
             await self._stream.write([await self._event(piece)])
 
     def end(self, output: StageOutput) -> None:
-        """As `Answer`."""
+        """As `SpeechAnswer`."""
         self._end = output
 
     async def fail(self, error: InlayError) -> None:
-        """As `Answer`."""
+        """As `SpeechAnswer`."""
         self._call.failed = error
         self._call.server.metrics.failed(error)
         await self._stream.finish([StreamFailure.of(shown(error))])
 
     async def finish(self) -> None:
-        """As `Answer`."""
+        """As `SpeechAnswer`."""
         events: list[msgspec.Struct | bytes] = []
         if piece := await self._file.end():
             events.append(await self._event(piece))
@@ -141,7 +141,7 @@ class Events:
         await self._stream.finish(events)
 
     async def _event(self, piece: bytes) -> bytes:
-        return await self._call.server.prepare(len(piece), _delta, piece)
+        return await self._call.server.run_prepared(len(piece), _delta, piece)
 
 
 def _delta(piece: bytes) -> bytes:

@@ -5,9 +5,9 @@ import msgspec
 from inlay.api.openai.image_prompt import embeds_card
 from inlay.api.openai.models import ModelFacts
 from inlay.api.openai.schema.models import ImageFacts
-from inlay.card import ModelCard
-from inlay.errors import OverloadedError
-from inlay.request import Task
+from inlay.base.errors import OverloadedError
+from inlay.messages.card import ModelCard
+from inlay.messages.request import Task
 from inlay.router import Router
 
 

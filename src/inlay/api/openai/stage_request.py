@@ -4,9 +4,9 @@ import uuid
 from collections.abc import Sequence
 
 from inlay.http.server import Call, Server
-from inlay.request import Diffusion, Input, Request, Task
+from inlay.messages.request import Diffusion, Input, Request, Task
+from inlay.messages.speech import Speech
 from inlay.router.stages import Step, admitted
-from inlay.speech import Speech
 
 
 def take_places(call: Call, steps: Sequence[Step], count: int = 1) -> None:

@@ -13,10 +13,10 @@ from inlay.api.openai.schema.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.parsed_request import read_json
 from inlay.http.server import Call
+from inlay.messages.card import ModelCard
 from inlay.render import Renderer
 
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
@@ -30,7 +30,7 @@ async def tokenize(call: Call) -> None:
     check_unserved(request)
     card = server.card(request.model)
     renderer = await server.renderers.of(card)
-    await call.json(await server.prepare(call.memory.json, _tokens, request, card, renderer))
+    await call.json(await server.run_prepared(call.memory.json, _tokens, request, card, renderer))
 
 
 def _tokens(request: TokenizeRequest, card: ModelCard, renderer: Renderer) -> TokenizeResponse:
@@ -79,5 +79,7 @@ async def detokenize(call: Call) -> None:
             param="tokens",
         )
     check_ids(ids, card.vocab_size, "tokens")
-    text = await server.prepare(call.memory.json, renderer.decode, ids, skip_special_tokens=False)
+    text = await server.run_prepared(
+        call.memory.json, renderer.decode, ids, skip_special_tokens=False
+    )
     await call.json(DetokenizeResponse(text))

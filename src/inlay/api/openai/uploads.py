@@ -11,9 +11,7 @@ from inlay.api.openai.schema.prompt_embeds import (
     StoredImage,
     UploadRequest,
 )
-from inlay.card import ModelCard
-from inlay.digest import Secret
-from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.base.errors import EmbeddingsError, InvalidRequestError
 from inlay.http.bodies.base64_extractor import Parsed
 from inlay.http.bodies.media import MediaSource, file_data, spec_for
 from inlay.http.parsed_request import content_type, parse, read_body, read_file, read_json
@@ -22,7 +20,9 @@ from inlay.http.server import IMAGES, JSON, OCTETS, Call
 from inlay.media.image import read_image_header
 from inlay.media.items import image_item
 from inlay.media.spec import MediaSpec
-from inlay.prompt import Buffer
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
 from inlay.store import Picture, StoredPrompt
 from inlay.tensors import Tensor, check_size, read
 
@@ -96,7 +96,7 @@ def _check_image_size(size: int, limit: int) -> None:
 
 async def _store_tensor(call: Call, data: Buffer, card: ModelCard | None) -> None:
     store, tenant = store_for(call), call.caller.tenant.id
-    tensor = await call.server.prepare(len(data), _read, call, data, card)
+    tensor = await call.server.run_prepared(len(data), _read, call, data, card)
     stored = await store.put(tenant, data, tensor, hold=call.reservation.grow)
     if card is not None:
         # Makes the rows now, so that the first use finds them.
@@ -112,7 +112,7 @@ async def _store_image(call: Call, data: Buffer, card: ModelCard | None) -> None
     spec = None
     if card is not None:
         spec = spec_for(card, [MediaSource(None, None, None, "data", ref="data")])
-    picture, num_tokens = await server.prepare(len(data), _picture, data, spec, server.secret)
+    picture, num_tokens = await server.run_prepared(len(data), _picture, data, spec, server.secret)
     stored = await store_for(call).put(
         call.caller.tenant.id, data, picture, hold=call.reservation.grow
     )

@@ -6,7 +6,7 @@ import msgspec
 
 from inlay.api.schema.generation import GenerationRequest
 from inlay.api.schema.unserved import Unserved
-from inlay.fields import Bounds, field
+from inlay.messages.fields import Bounds, field
 
 
 class AudioOptions(msgspec.Struct, frozen=True):

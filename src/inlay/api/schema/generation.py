@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from inlay.api.schema.unserved import Unserved
-from inlay.fields import Bounds, SamplingFields, field
+from inlay.messages.fields import Bounds, SamplingFields, field
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

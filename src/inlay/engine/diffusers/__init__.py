@@ -6,7 +6,7 @@ noise in some tens of steps, the VAE makes pixels of them. A worker has all of t
 
 - `facts.py` reads the configuration files: sizes, defaults, shapes. No torch.
 - `families` is what pipelines differ in; `loading.py` loads the components of a part.
-- `denoising.py` is one step of many paintings, `painter.py` what is computed for a request.
+- `denoising.py` is one step of many paintings, `image_pipeline.py` what is computed for a request.
 - `turns.py` chooses which jobs share a step; `job.py` is a request in progress; `checks.py` the
   bounds of one; `engine.py` (`DiffusersEngine`) joins them, on the event loop.
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inlay.card import check_image_cost
+from inlay.base.errors import EmbeddingsError, InvalidRequestError
 from inlay.engine.diffusers.facts import Facts
+from inlay.engine.diffusers.image_pipeline import EMBEDS, NEGATIVE
 from inlay.engine.diffusers.loading import Part
-from inlay.engine.diffusers.painter import EMBEDS, NEGATIVE
-from inlay.errors import EmbeddingsError, InvalidRequestError
-from inlay.prompt import DTYPE_SIZES
-from inlay.request import Diffusion, Payload, Request
+from inlay.messages.card import check_image_cost
+from inlay.messages.prompt import DTYPE_SIZES
+from inlay.messages.request import Diffusion, Payload, Request
 from inlay.tensors.tensor import NUMPY_DTYPES
 
 MAX_SIDE = 8192

@@ -5,15 +5,18 @@ from itertools import groupby
 
 import torch
 
-from inlay.engine.diffusers.families.base import Family, Painting, Row
+from inlay.engine.diffusers.families.base import DenoiseState, DiffusionFamily, Row
 from inlay.engine.diffusers.lora import PipelineLoras
 from inlay.engine.torch.failures import is_out_of_memory
 
 
 @torch.inference_mode()
 def step(
-    family: Family, paintings: Sequence[Painting], max_positions: int, loras: PipelineLoras
-) -> list[Painting]:
+    family: DiffusionFamily,
+    paintings: Sequence[DenoiseState],
+    max_positions: int,
+    loras: PipelineLoras,
+) -> list[DenoiseState]:
     """Do the next step of every painting; return those for which memory is too small.
 
     Prompts, numbers of steps, steps done and scales may differ. Paintings that `family` can give
@@ -24,7 +27,7 @@ def step(
     small alone. A step of many forward passes ends between two of them once nobody wants it.
     """
 
-    def group_of(painting: Painting) -> tuple[object, ...]:
+    def group_of(painting: DenoiseState) -> tuple[object, ...]:
         return painting.adapter, family.group(painting)
 
     keyed = sorted(paintings, key=lambda painting: repr(group_of(painting)))
@@ -36,8 +39,8 @@ def step(
 
 
 def _step(
-    family: Family, paintings: list[Painting], max_positions: int, loras: PipelineLoras
-) -> list[Painting]:
+    family: DiffusionFamily, paintings: list[DenoiseState], max_positions: int, loras: PipelineLoras
+) -> list[DenoiseState]:
     try:
         with loras.used(paintings[0].adapter):
             predicted = _predicted(family, paintings, max_positions)
@@ -64,7 +67,7 @@ def _step(
 
 
 def _predicted(
-    family: Family, paintings: Sequence[Painting], max_positions: int
+    family: DiffusionFamily, paintings: Sequence[DenoiseState], max_positions: int
 ) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]] | None:
     """Return the predictions for the negative prompts that there are, and for the prompts.
 
@@ -83,7 +86,7 @@ def _predicted(
     return iter(found[:guided]), iter(found[guided:])
 
 
-def rows_of(painting: Painting, negative: bool) -> list[Row]:
+def rows_of(painting: DenoiseState, negative: bool) -> list[Row]:
     """Return the rows of the next step of a painting, for one of its two prompts."""
     scale = getattr(painting.scheduler, "scale_model_input", None)
     latents = painting.latents
@@ -93,5 +96,5 @@ def rows_of(painting: Painting, negative: bool) -> list[Row]:
     return [Row(painting, image, embeds or {}) for image in latents]
 
 
-def _next(found: Iterator[torch.Tensor], painting: Painting) -> torch.Tensor:
+def _next(found: Iterator[torch.Tensor], painting: DenoiseState) -> torch.Tensor:
     return torch.stack([next(found) for _ in painting.latents])

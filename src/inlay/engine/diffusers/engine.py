@@ -10,28 +10,28 @@ from itertools import count
 
 import torch
 
-from inlay.card import Adapter, ModelCard, SelfCheck, Stats
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.diffusers.checks import Bounds, inputs_of
-from inlay.engine.diffusers.families.base import Painting
-from inlay.engine.diffusers.job import IMAGE, LATENTS, PREVIEW, Job, Sketch
+from inlay.engine.diffusers.families.base import DenoiseState
+from inlay.engine.diffusers.image_pipeline import EMBEDS, ImagePipeline, image_file, payload
+from inlay.engine.diffusers.job import IMAGE, LATENTS, PREVIEW, ImageJob, PreviewLatents
 from inlay.engine.diffusers.loading import Loaded, load
 from inlay.engine.diffusers.model_card import Described, bounds_of, card_of
-from inlay.engine.diffusers.painter import EMBEDS, Painter, image_file, payload
 from inlay.engine.diffusers.part_check import pipeline_parts
 from inlay.engine.diffusers.probing import probe_request
 from inlay.engine.diffusers.turns import put_back, take
-from inlay.engine.inflow import Inflow
+from inlay.engine.input_stream import InputStream
 from inlay.engine.jobs import Jobs
 from inlay.engine.probe import last_output, probe_failed
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.failures import model_failed
 from inlay.engine.torch.self_check.parts import checked_parts
 from inlay.engine.torch.stage_sleep import StageSleep
-from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
-from inlay.prompt import Buffer
-from inlay.request import Diffusion, Emit, Payload, Request
+from inlay.messages.card import Adapter, ModelCard, SelfCheck, Stats
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Diffusion, Emit, Payload, Request
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +50,16 @@ class DiffusersEngine:
         self._files = ThreadPoolExecutor(1, "inlay-image-files")
         self._card: ModelCard | None = None
         self._adapters: dict[str, str] = {}
-        self._jobs: Jobs[Job] = Jobs(settings.max_num_seqs, "the images were done", self._adapters)
+        self._jobs: Jobs[ImageJob] = Jobs(
+            settings.max_num_seqs, "the images were done", self._adapters
+        )
         self._driver: asyncio.Task[None] | None = None
         self._closing = False
         self._sleep = StageSleep(
             self._thread, partial(load, settings), self._rest, self._begin_with
         )
         self._probes = count()
-        self._turn: list[Job] = []
+        self._turn: list[ImageJob] = []
         self._tokens = self._steps = self._positions = 0
         self._busy = 0.0
 
@@ -91,7 +93,7 @@ class DiffusersEngine:
         self._loaded: Loaded = loaded
         settings = self._settings
         rank = settings.max_lora_rank if settings.enable_lora else None
-        self._painter: Painter = Painter(loaded, rank)
+        self._painter: ImagePipeline = ImagePipeline(loaded, rank)
         self._driver = asyncio.create_task(self._drive())
 
     def check_sleep(self, level: int) -> None:
@@ -176,11 +178,11 @@ class DiffusersEngine:
     def _admit(
         self, request: Request, params: Diffusion, inputs: dict[str, Payload], emit: Emit
     ) -> None:
-        job = Job(request, params, inputs, emit)
+        job = ImageJob(request, params, inputs, emit)
         self._jobs.add(job)
         self._jobs.enqueue(job)
 
-    def submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
+    def submit_fed(self, request: Request, emit: Emit, inflow: InputStream) -> None:
         """Admit a request of a VAE whose latents come while they are denoised.
 
         The newest count: those that are not decoded when others come are passed over. Raises as
@@ -189,13 +191,13 @@ class DiffusersEngine:
         params = self._params_of(request)
         if self._loaded.part != "vae":
             raise InvalidRequestError(f"the inputs of a {self._loaded.part} are whole")
-        job = Job(request, params, {}, emit)
+        job = ImageJob(request, params, {}, emit)
         job.makes = PREVIEW
         self._jobs.add(job)
         inflow.watch(partial(self._fed, job, inflow))
         self._fed(job, inflow)
 
-    def _fed(self, job: Job, inflow: Inflow) -> None:
+    def _fed(self, job: ImageJob, inflow: InputStream) -> None:
         """Note the newest latents of a request, and give it a turn."""
         try:
             for given in inflow.take():
@@ -268,7 +270,7 @@ class DiffusersEngine:
             self._turn = []
             put_back(queue, [job for job in jobs if self._goes_on(job)])
 
-    def _goes_on(self, job: Job) -> bool:
+    def _goes_on(self, job: ImageJob) -> bool:
         """Return True if more is to be computed for a job."""
         if job.ended:
             return False
@@ -277,11 +279,11 @@ class DiffusersEngine:
             return bool(job.sketches or job.inputs)
         return bool(job.sketches) or not job.painting.done
 
-    def _fail_all(self, jobs: Sequence[Job], error: InlayError) -> None:
+    def _fail_all(self, jobs: Sequence[ImageJob], error: InlayError) -> None:
         for job in jobs:
             self._jobs.fail(job, error)
 
-    async def _do(self, jobs: Sequence[Job]) -> None:
+    async def _do(self, jobs: Sequence[ImageJob]) -> None:
         job = jobs[0]
         if job.cost:
             await self._step(jobs)
@@ -294,7 +296,7 @@ class DiffusersEngine:
         else:
             await self._begin(job)
 
-    async def _encode(self, job: Job) -> None:
+    async def _encode(self, job: ImageJob) -> None:
         work = partial(_encode, self._painter, self._bounds, job)
         embeds, job.prompt_tokens = await self._thread.run(work)
         self._tokens += job.prompt_tokens
@@ -305,7 +307,7 @@ class DiffusersEngine:
         ]
         self._end(job, *payloads)
 
-    async def _sketch(self, job: Job) -> None:
+    async def _sketch(self, job: ImageJob) -> None:
         """Have the latents of each image decoded, in place of older ones."""
         inputs, port, job.inputs = job.inputs, job.makes, {}
         found = await self._thread.run(partial(_read, self._painter, self._bounds, inputs))
@@ -313,7 +315,7 @@ class DiffusersEngine:
             job.sketches.clear()
             self._add_sketches(job, port, found[LATENTS])
 
-    async def _begin(self, job: Job) -> None:
+    async def _begin(self, job: ImageJob) -> None:
         work = partial(_begin, self._painter, self._bounds, job)
         painting, tokens = await self._thread.run(work)
         job.prompt_tokens = tokens
@@ -321,7 +323,7 @@ class DiffusersEngine:
         if not job.ended:
             job.painting, job.inputs = painting, {}
 
-    async def _step(self, jobs: Sequence[Job]) -> None:
+    async def _step(self, jobs: Sequence[ImageJob]) -> None:
         paintings = [job.painting for job in jobs if job.painting is not None]
         budget = self._settings.max_num_batched_tokens
         self._positions += sum(job.cost for job in jobs)
@@ -335,7 +337,7 @@ class DiffusersEngine:
             elif painting.shows:
                 await self._show(job, painting)
 
-    async def _show(self, job: Job, painting: Painting) -> None:
+    async def _show(self, job: ImageJob, painting: DenoiseState) -> None:
         """Have the latents decoded, here or by another stage: the final ones, or those so far."""
         if self._loaded.has("vae"):
             port = IMAGE if painting.done else f"{PREVIEW}.{painting.step}"
@@ -350,13 +352,13 @@ class DiffusersEngine:
         else:
             job.put(found)
 
-    def _add_sketches(self, job: Job, port: str, latents: torch.Tensor) -> None:
+    def _add_sketches(self, job: ImageJob, port: str, latents: torch.Tensor) -> None:
         images = len(latents)
         for index in range(images):
             last = port == IMAGE and index == images - 1
-            job.sketches.append(Sketch(port, latents[index : index + 1], last, last))
+            job.sketches.append(PreviewLatents(port, latents[index : index + 1], last, last))
 
-    async def _decode(self, job: Job) -> None:
+    async def _decode(self, job: ImageJob) -> None:
         sketch = job.sketches.popleft()
         image = await self._thread.run(partial(self._painter.pixels, sketch.latents, job.params))
         if not job.ended:
@@ -364,7 +366,9 @@ class DiffusersEngine:
             written = loop.run_in_executor(self._files, image_file, image, job.params.image_format)
             written.add_done_callback(partial(self._written, job, sketch))
 
-    def _written(self, job: Job, sketch: Sketch, file: "asyncio.Future[bytes]") -> None:
+    def _written(
+        self, job: ImageJob, sketch: PreviewLatents, file: "asyncio.Future[bytes]"
+    ) -> None:
         if file.cancelled() or job.ended:
             return
         error = file.exception()
@@ -379,7 +383,7 @@ class DiffusersEngine:
         else:
             job.put(found)
 
-    def _end(self, job: Job, *payloads: Payload) -> None:
+    def _end(self, job: ImageJob, *payloads: Payload) -> None:
         params = job.params
         made = self._loaded.facts.positions(params.width, params.height) * params.count
         self._jobs.leave(job)
@@ -392,7 +396,9 @@ def _described(loaded: Loaded, check: SelfCheck | None) -> Described:
     return Described("diffusers", path, loaded.weights_id, dtype, self_check=check)
 
 
-def _encode(painter: Painter, bounds: Bounds, job: Job) -> tuple[dict[str, torch.Tensor], int]:
+def _encode(
+    painter: ImagePipeline, bounds: Bounds, job: ImageJob
+) -> tuple[dict[str, torch.Tensor], int]:
     inputs = {port: found for port, found in job.inputs.items() if port != "prompt"}
     given = _read(painter, bounds, inputs)
     prompt = job.inputs.get("prompt")
@@ -405,11 +411,13 @@ def _encode(painter: Painter, bounds: Bounds, job: Job) -> tuple[dict[str, torch
     )
 
 
-def _read(painter: Painter, bounds: Bounds, inputs: dict[str, Payload]) -> dict[str, torch.Tensor]:
+def _read(
+    painter: ImagePipeline, bounds: Bounds, inputs: dict[str, Payload]
+) -> dict[str, torch.Tensor]:
     bounds.check_values(inputs)
     return painter.tensors(inputs)
 
 
-def _begin(painter: Painter, bounds: Bounds, job: Job) -> tuple[Painting, int]:
+def _begin(painter: ImagePipeline, bounds: Bounds, job: ImageJob) -> tuple[DenoiseState, int]:
     embeds, tokens = _encode(painter, bounds, job)
     return painter.begin(embeds, job.params, job.request.adapter), tokens

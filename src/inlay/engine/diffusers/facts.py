@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 Configs: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Configuration of each component by its name in `model_index.json`."""

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-from inlay.engine.diffusers.families.base import Painting
-from inlay.errors import EngineError, ErrorFrame, InlayError
-from inlay.request import Diffusion, Emit, FinishReason, Output, Payload, Request, Usage
+from inlay.base.errors import EngineError, ErrorFrame, InlayError
+from inlay.engine.diffusers.families.base import DenoiseState
+from inlay.messages.request import Diffusion, Emit, FinishReason, Output, Payload, Request, Usage
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ Of the way to them, after N steps: "preview.N", "latents.N".
 """
 
 
-class Sketch(NamedTuple):
+class PreviewLatents(NamedTuple):
     """Latents of one image that wait to be decoded.
 
     Attributes:
@@ -36,7 +36,7 @@ class Sketch(NamedTuple):
     ends: bool
 
 
-class Job:
+class ImageJob:
     """One request.
 
     Attributes:
@@ -61,8 +61,8 @@ class Job:
         self.inputs = inputs
         self.client = request.client
         self.priority = request.priority
-        self.painting: Painting | None = None
-        self.sketches: deque[Sketch] = deque()
+        self.painting: DenoiseState | None = None
+        self.sketches: deque[PreviewLatents] = deque()
         self.makes = IMAGE
         self.ended = False
         self.timer: asyncio.TimerHandle | None = None

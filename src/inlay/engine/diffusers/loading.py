@@ -11,13 +11,13 @@ import diffusers
 import torch
 from blake3 import blake3
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.diffusers.facts import Facts, read_configs, read_index
-from inlay.engine.diffusers.families import FAMILIES, Family
+from inlay.engine.diffusers.families import FAMILIES, DiffusionFamily
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of
 from inlay.engine.weights import directory_of, weights_id
-from inlay.errors import EngineError, InvalidRequestError
 from inlay.tensors.table import stored_tensors
 from inlay.tensors.weight_files import find_weights
 
@@ -48,7 +48,7 @@ class Loaded:
         device: they run on.
     """
 
-    family: Family
+    family: DiffusionFamily
     facts: Facts
     part: Part
     pipeline: Any
@@ -114,7 +114,7 @@ def load(settings: EngineSettings) -> Loaded:
     )
 
 
-def _components(family: type[Family], part: Part) -> Sequence[str]:
+def _components(family: type[DiffusionFamily], part: Part) -> Sequence[str]:
     if part == "pipeline":
         return (*family.text_encoder, *family.denoiser, *family.vae)
     return cast("Sequence[str]", getattr(family, part))

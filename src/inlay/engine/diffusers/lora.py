@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from inlay.adapter.files import LoraPair
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.adapters import lora_files, lows_of
 from inlay.engine.torch.lora import LowRankPair
-from inlay.errors import InvalidRequestError
 
 _TEXT_MODEL = "text_model."
 """In names of CLIP's layers of files older than transformers 5, which has none."""

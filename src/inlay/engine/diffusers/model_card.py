@@ -3,13 +3,13 @@
 from importlib.metadata import version
 from typing import NamedTuple
 
-from inlay.card import ImageCard, Limits, ModelCard, SelfCheck
-from inlay.digest import Secret
 from inlay.engine.diffusers.checks import Bounds
 from inlay.engine.diffusers.facts import Facts
 from inlay.engine.diffusers.loading import Part
 from inlay.engine.settings import EngineSettings
-from inlay.request import Task
+from inlay.messages.card import ImageCard, Limits, ModelCard, SelfCheck
+from inlay.messages.digest import Secret
+from inlay.messages.request import Task
 
 _LEAST_PIXELS, _MOST_PIXELS = 64 * 64, 2048 * 2048
 """Of an image at most unless a setting says otherwise, where the model's own size allows it."""

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from inlay.engine.diffusers.denoising import rows_of
+from inlay.engine.diffusers.image_pipeline import ImagePipeline
 from inlay.engine.diffusers.loading import Loaded, Part, weighted
-from inlay.engine.diffusers.painter import Painter
 from inlay.engine.torch.self_check import parts
-from inlay.request import Diffusion
+from inlay.messages.request import Diffusion
 
 _MOST_SIDE = 512
 """Pixels of a side of the image at most: models for larger ones compute these as well."""
@@ -61,7 +61,7 @@ def _predicted(loaded: Loaded) -> Sequence[Tensor]:
     params = Diffusion(width=width, height=height, steps=steps, guidance=facts.guidance or 1.0)
     embeds = _embeds(loaded)
     # Guidance would only run the same model on another prompt.
-    painting = Painter(loaded).begin(
+    painting = ImagePipeline(loaded).begin(
         embeds | {f"negative_{name}": rows for name, rows in embeds.items()}, params
     )
     return [loaded.family.predict(rows_of(painting, False)).flatten(1)]

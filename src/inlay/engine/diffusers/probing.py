@@ -3,11 +3,11 @@
 import torch
 
 from inlay.engine.diffusers.facts import Facts
+from inlay.engine.diffusers.image_pipeline import EMBEDS, payload
 from inlay.engine.diffusers.loading import Part
-from inlay.engine.diffusers.painter import EMBEDS, payload
 from inlay.engine.probe import FIRST
-from inlay.prompt import Buffer
-from inlay.request import Diffusion, Input, Payload, Request, Task
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Diffusion, Input, Payload, Request, Task
 
 _SIDE = 64
 """Pixels of a side at least."""

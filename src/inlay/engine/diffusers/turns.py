@@ -8,7 +8,7 @@ comes late has its turn in the next step, and one that is alone has all of it.
 from collections.abc import Hashable, Sequence
 from typing import Protocol, TypeVar
 
-from inlay.fair_queue import FairQueue
+from inlay.base.fair_queue import FairQueue
 
 
 class Turn(Protocol):

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from inlay.base.errors import EngineError
 from inlay.engine.embed.relative_bias import RelativeBias
 from inlay.engine.torch.attention.chunks import Temperature
 from inlay.engine.torch.attention.paged import check_options
 from inlay.engine.torch.windows import Chunk, Window, size_of
-from inlay.errors import EngineError
 
 IMPLEMENTATION = "inlay_packed"
 """Name of this attention in transformers."""

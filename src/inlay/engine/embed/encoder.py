@@ -17,13 +17,12 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from inlay import __version__
-from inlay.card import Limits, ModelCard, SelfCheck
-from inlay.digest import Secret
+from inlay.base.errors import EngineError
 from inlay.embedding.config import EmbeddingConfig
 from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.embed import facts
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
-from inlay.engine.embed.families import Family, family_of
+from inlay.engine.embed.families import PoolingFamily, family_of
 from inlay.engine.embed.gelu import fuse_gelu
 from inlay.engine.embed.pooling import dense_layers, pool
 from inlay.engine.embed.relative_bias import bias_scores
@@ -43,10 +42,11 @@ from inlay.engine.torch.self_check.start import Steps, Subject, checked
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.linear import accelerate
 from inlay.engine.weights import directory_of, weights_id
-from inlay.errors import EngineError
 from inlay.media.positions import GRID_FIELD, rope_positions
-from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Task
+from inlay.messages.card import Limits, ModelCard, SelfCheck
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.messages.request import Task
 from inlay.tensors.table import EmbeddingTable, config_of
 
 _logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Encoder:
     def __init__(
         self,
         model: Any,
-        family: Family,
+        family: PoolingFamily,
         config: EmbeddingConfig,
         settings: EngineSettings,
         check: ModuleCheck,
@@ -335,7 +335,7 @@ class Encoder:
         return torch.frombuffer(bytearray(data.view), dtype=self.dtype).view(*shape).to(self.device)
 
 
-def _body_of(model: Any, family: Family) -> Any:
+def _body_of(model: Any, family: PoolingFamily) -> Any:
     """Return the layers around which a model has a head or a tower."""
     if family.language is None:
         return model.base_model

@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from inlay.card import ModelCard, Stats
+from inlay.base.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from inlay.engine.admission import PromptAdmission
 from inlay.engine.embed.queue import BatchQueue, Item
 from inlay.engine.embed.vector_model import (
@@ -22,18 +28,12 @@ from inlay.engine.embed.vector_model import (
 )
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
-from inlay.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InlayError,
-    InvalidRequestError,
-    OverloadedError,
-)
-from inlay.limits import check_length
 from inlay.media.positions import placed
-from inlay.outputs import pooled
-from inlay.prompt import Buffer, Media, Prompt, Rows, Segment
-from inlay.request import Emit, Output, Pooling, Request, Task
+from inlay.messages.card import ModelCard, Stats
+from inlay.messages.limits import check_length
+from inlay.messages.outputs import pooled
+from inlay.messages.prompt import Buffer, Media, Prompt, Rows, Segment
+from inlay.messages.request import Emit, Output, Pooling, Request, Task
 
 log = logging.getLogger(__name__)
 

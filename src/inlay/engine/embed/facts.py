@@ -10,19 +10,19 @@ from typing import Any
 
 from blake3 import blake3
 
-from inlay.card import EmbeddingCard
+from inlay.base.errors import InvalidRequestError
 from inlay.embedding.config import EmbeddingConfig, PoolingMode, activation_of
-from inlay.engine.embed.families import Family
+from inlay.engine.embed.families import PoolingFamily
 from inlay.engine.settings import EngineSettings
 from inlay.engine.weights import weights_id
-from inlay.errors import InvalidRequestError
+from inlay.messages.card import EmbeddingCard
 
 _logger = logging.getLogger(__name__)
 
 _SCORES = "ForSequenceClassification"
 
 
-def check_task(stored: Mapping[str, Any], family: Family | None, task: str) -> None:
+def check_task(stored: Mapping[str, Any], family: PoolingFamily | None, task: str) -> None:
     """Check a checkpoint's `config.json` against the requested task.
 
     Raises:
@@ -42,7 +42,7 @@ def check_task(stored: Mapping[str, Any], family: Family | None, task: str) -> N
         )
 
 
-def first_position(family: Family, config: Any) -> int:
+def first_position(family: PoolingFamily, config: Any) -> int:
     """Return the position id of a prompt's first token; `config` is transformers' own."""
     if family.position_offset is not None:
         return family.position_offset
@@ -64,7 +64,10 @@ def max_model_len(asked: int | None, config: EmbeddingConfig, model: Any, first:
 
 
 def pooling_modes(
-    settings: EngineSettings, config: EmbeddingConfig, family: Family | None, model: Any = None
+    settings: EngineSettings,
+    config: EmbeddingConfig,
+    family: PoolingFamily | None,
+    model: Any = None,
 ) -> tuple[PoolingMode, ...]:
     """Return the pooling modes whose results are concatenated; `model` as for `max_model_len`.
 

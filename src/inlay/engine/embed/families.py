@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES
-from inlay.errors import InvalidRequestError
 
 _LLAMA = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class PoolingFamily:
     """Properties of one kind of model.
 
     Attributes:
@@ -47,23 +47,27 @@ class Family:
 
 
 _BERT_GELU = ("Intermediate", "intermediate_act_fn", "dense")
-_DECODER = Family(causal=True, fused=_LLAMA, scores=False)
+_DECODER = PoolingFamily(causal=True, fused=_LLAMA, scores=False)
 
-FAMILIES: dict[str, Family] = {
-    "bert": Family(token_types=True, tiled=True, gelu=_BERT_GELU),
-    "camembert": Family(position_offset=None, tiled=True, gelu=_BERT_GELU),
-    "distilbert": Family(fused=(("q_lin", "k_lin", "v_lin"),), gelu=("FFN", "activation", "lin1")),
-    "electra": Family(token_types=True, tiled=True, gelu=_BERT_GELU, scores=False),
+FAMILIES: dict[str, PoolingFamily] = {
+    "bert": PoolingFamily(token_types=True, tiled=True, gelu=_BERT_GELU),
+    "camembert": PoolingFamily(position_offset=None, tiled=True, gelu=_BERT_GELU),
+    "distilbert": PoolingFamily(
+        fused=(("q_lin", "k_lin", "v_lin"),), gelu=("FFN", "activation", "lin1")
+    ),
+    "electra": PoolingFamily(token_types=True, tiled=True, gelu=_BERT_GELU, scores=False),
     "gemma3_text": _DECODER,
     "llama": _DECODER,
     "mistral": _DECODER,
-    "modernbert": Family(fused=()),
+    "modernbert": PoolingFamily(fused=()),
     # Its code has the padding token's id as a constant.
-    "mpnet": Family(position_offset=2, fused=(("q", "k", "v"),), gelu=_BERT_GELU, biased=True),
+    "mpnet": PoolingFamily(
+        position_offset=2, fused=(("q", "k", "v"),), gelu=_BERT_GELU, biased=True
+    ),
     "qwen2": _DECODER,
     "qwen3": _DECODER,
-    "roberta": Family(position_offset=None, tiled=True, gelu=_BERT_GELU),
-    "xlm-roberta": Family(position_offset=None, tiled=True, gelu=_BERT_GELU),
+    "roberta": PoolingFamily(position_offset=None, tiled=True, gelu=_BERT_GELU),
+    "xlm-roberta": PoolingFamily(position_offset=None, tiled=True, gelu=_BERT_GELU),
 }
 
 REFUSED: dict[str, str] = {
@@ -90,7 +94,7 @@ FAMILIES |= {
 }
 
 
-def family_of(config: Mapping[str, Any]) -> Family:
+def family_of(config: Mapping[str, Any]) -> PoolingFamily:
     """Return the family of a model's `config.json`.
 
     Raises:

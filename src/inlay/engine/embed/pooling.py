@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from inlay.base.errors import InvalidRequestError
 from inlay.embedding.config import DenseConfig, PoolingMode
-from inlay.errors import InvalidRequestError
 from inlay.tensors.weight_files import weight_files
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {

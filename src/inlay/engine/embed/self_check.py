@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.engine.embed.families import Family
+from inlay.engine.embed.families import PoolingFamily
 from inlay.engine.torch.self_check.judgement import Judgement, mean_ratio
 from inlay.engine.torch.self_check.prompts import COUNT, WINDOW, CheckPrompt, check_prompts
 from inlay.engine.torch.self_check.reference import (
@@ -28,7 +28,7 @@ from inlay.engine.torch.self_check.reference import (
     relative,
     sampled_ids,
 )
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.prompt import Prompt, Tokens
 
 _PAIR, SECOND = "pair", 9
 """Kind of a prompt of two texts, and where the second begins."""
@@ -72,7 +72,7 @@ def vector_reference(
     model: Any,
     base: Any,
     directory: Path,
-    family: Family,
+    family: PoolingFamily,
     max_model_len: int,
     first: int,
     *,
@@ -135,7 +135,7 @@ def vector_reference(
 
 
 def _prompts(
-    config: Any, directory: Path, family: Family, max_model_len: int, *, scores: bool
+    config: Any, directory: Path, family: PoolingFamily, max_model_len: int, *, scores: bool
 ) -> list[CheckPrompt]:
     """Return random ids far into the context, a text, and pairs."""
     random, text = check_prompts(directory, config.vocab_size, max_model_len, rows=False)

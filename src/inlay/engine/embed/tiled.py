@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from inlay.base.errors import EngineError
 from inlay.engine.embed.attention import PackedAttention
 from inlay.engine.torch.native.build import load
 from inlay.engine.torch.weights.linear_methods import differ
-from inlay.errors import EngineError
 
 _logger = logging.getLogger(__name__)
 

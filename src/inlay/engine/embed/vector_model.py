@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from inlay.card import ModelCard, Stats
-from inlay.errors import EngineError
-from inlay.prompt import Media, Prompt, Rows
+from inlay.base.errors import EngineError
+from inlay.messages.card import ModelCard, Stats
+from inlay.messages.prompt import Media, Prompt, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 MAX_STATES = 20_000
 """Of an expression."""

@@ -7,11 +7,11 @@ from functools import partial
 
 import msgspec
 
+from inlay.base.single_flight import shielded
 from inlay.engine.grammar.fair_executor import FairExecutor, Task
 from inlay.engine.grammar.source import schema_in
 from inlay.engine.grammar.trial import Checked, Trial, TrialProcess, checked_source
-from inlay.request import Grammar
-from inlay.single_flight import shielded
+from inlay.messages.request import Grammar
 
 THREADS = 8
 """Trials at a time. So many clients must ask for costly grammars before another one waits."""

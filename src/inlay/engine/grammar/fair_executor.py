@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from inlay.errors import OverloadedError
-from inlay.fair_queue import FairQueue
+from inlay.base.errors import OverloadedError
+from inlay.base.fair_queue import FairQueue
 
 T = TypeVar("T")
 

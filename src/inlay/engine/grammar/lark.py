@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.grammar.cost import (
     MAX_STATES,
     Cost,
@@ -17,7 +18,6 @@ from inlay.engine.grammar.cost import (
 )
 from inlay.engine.grammar.regex import MAX_DEPTH, Tree, check_regex, counted
 from inlay.engine.grammar.schemas import check_schema
-from inlay.errors import InvalidRequestError
 
 # As llguidance's own lexer has them. Possessive: a string or an expression without its end is read
 # once.

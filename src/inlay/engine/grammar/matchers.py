@@ -5,11 +5,11 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.engine.grammar.parts import explained
 from inlay.engine.grammar.source import schema_in
-from inlay.errors import InlayError, InvalidRequestError
+from inlay.messages.request import GrammarKind
 from inlay.render.tokenizer import load_tokenizer
-from inlay.request import GrammarKind
 
 log = logging.getLogger(__name__)
 

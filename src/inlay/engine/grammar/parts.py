@@ -7,8 +7,8 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.grammar.schemas import check_schema
-from inlay.errors import InvalidRequestError
 from inlay.render.json_schema import part_at, place_of, pointer
 
 MAX_SECONDS = 0.25

@@ -2,6 +2,7 @@
 
 import re
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.grammar.cost import (
     Cost,
     alternatives,
@@ -9,7 +10,6 @@ from inlay.engine.grammar.cost import (
     intersection,
     sequence,
 )
-from inlay.errors import InvalidRequestError
 
 MAX_DEPTH = 64
 """Groups in each other, and levels of a JSON schema."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.grammar.cost import (
     MAX_INTERSECTION,
     Cost,
@@ -18,7 +19,6 @@ from inlay.engine.grammar.cost import (
     sequence,
 )
 from inlay.engine.grammar.regex import MAX_DEPTH, check_regex
-from inlay.errors import InvalidRequestError
 
 MAX_PROPERTIES = 5_000
 """Of all objects in a JSON schema, as many as OpenAI takes."""

@@ -11,12 +11,12 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.grammar.lark import check_lark
 from inlay.engine.grammar.parts import explained, loosened
 from inlay.engine.grammar.regex import check_regex
 from inlay.engine.grammar.schemas import check_schema
-from inlay.errors import InvalidRequestError
-from inlay.request import MAX_GRAMMAR, Grammar
+from inlay.messages.request import MAX_GRAMMAR, Grammar
 
 # As the library tells them apart, but white space is read once.
 _LARK = re.compile(r"^[^\S\n]*+(?:%llguidance\b|start\s*+:)", re.MULTILINE)

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.grammar.regex import cost_of_regex
 from inlay.engine.grammar.source import source_of
-from inlay.engine.grammar.trial_process import MAX_CPU, MAX_MEMORY, Answer
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.request import Grammar
+from inlay.engine.grammar.trial_process import MAX_CPU, MAX_MEMORY, TrialResult
+from inlay.messages.request import Grammar
 
 MAX_SOURCE = 8 * 1024
 """Characters."""
@@ -252,7 +252,7 @@ class Trial:
             raise InvalidRequestError(
                 f"the grammar is too large: {_ENDED_BY[signal.Signals(came[-1])]}; make it simpler"
             )
-        answer = msgspec.msgpack.decode(came[:-1], type=Answer)
+        answer = msgspec.msgpack.decode(came[:-1], type=TrialResult)
         if answer.source is None:
             raise InvalidRequestError(answer.refused or "the grammar cannot be used")
         return Checked(answer.source, max(answer.num_bytes, CHEAP_BYTES))

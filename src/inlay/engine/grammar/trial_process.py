@@ -23,10 +23,10 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from llguidance import LLTokenizer
 
+from inlay.base.errors import InlayError
 from inlay.engine.grammar.matchers import compiled, tokenizer_of
 from inlay.engine.grammar.source import source_of
-from inlay.errors import InlayError
-from inlay.request import Grammar
+from inlay.messages.request import Grammar
 
 MAX_CPU = 2
 """Seconds of processor time for a trial."""
@@ -46,7 +46,7 @@ SIZE, RESIDENT = 0, 1
 """Fields of /proc/self/statm: all address space, and what is in memory."""
 
 
-class Answer(msgspec.Struct, omit_defaults=True):
+class TrialResult(msgspec.Struct, omit_defaults=True):
     """The outcome of a trial: the grammar in llguidance's form, or why it is refused.
 
     `num_bytes` is what memory grew by while it was compiled.
@@ -146,7 +146,7 @@ def _begin(client: socket.socket, tokenizer: _Tokenizer, max_cpu: int) -> _Fork:
         os._exit(code)
 
 
-def _try(grammar: Grammar, tokenizer: _Tokenizer) -> Answer:
+def _try(grammar: Grammar, tokenizer: _Tokenizer) -> TrialResult:
     try:
         if isinstance(tokenizer, InlayError):
             raise tokenizer
@@ -155,8 +155,8 @@ def _try(grammar: Grammar, tokenizer: _Tokenizer) -> Answer:
         grown = _pages(RESIDENT) - before
         del matcher  # only now: it is what is measured
     except InlayError as error:
-        return Answer(refused=error.message)
-    return Answer(source=source, num_bytes=max(0, grown * resource.getpagesize()))
+        return TrialResult(refused=error.message)
+    return TrialResult(source=source, num_bytes=max(0, grown * resource.getpagesize()))
 
 
 def _limit(max_cpu: int) -> None:

@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 from sglang.srt.server_args import ServerArgs
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.model_files import dtype_name
-from inlay.engine.places import PROBES
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import rooms
 from inlay.engine.sglang.environment import HOST
-from inlay.errors import InvalidRequestError
+from inlay.engine.slots import PROBES
 
 _NAMES = {
     "revision": "--revision",

@@ -3,7 +3,7 @@
 The models whose prompts may be rows, those that make vectors, and what is refused. No SGLang here.
 """
 
-from inlay.card import Refusal
+from inlay.messages.card import Refusal
 
 TESTED = "0.5.23"
 """The release the table below was made with."""

@@ -15,8 +15,7 @@ import sglang
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 from transformers import AutoConfig
 
-from inlay.card import EmbeddingCard, Limits, ModelCard
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.embedding.config import EmbeddingConfig, PoolingMode
 from inlay.engine.embed import facts
 from inlay.engine.embed.families import FAMILIES
@@ -29,9 +28,10 @@ from inlay.engine.sglang.loading import dtype_of, longest, rows_refused
 from inlay.engine.sglang.process import Process
 from inlay.engine.sglang.prompts import input_of
 from inlay.engine.weights import directory_of, for_other_engines
-from inlay.errors import EngineError, InlayError, InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Task
+from inlay.messages.card import EmbeddingCard, Limits, ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Task
 from inlay.tensors.table import config_of
 
 _BATCHES = 2

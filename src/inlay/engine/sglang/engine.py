@@ -6,10 +6,13 @@ from uuid import uuid4
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from inlay import refusals
-from inlay.card import ModelCard, Stats
-from inlay.digest import Secret
-from inlay.engine.places import Place, Places
+from inlay.base.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import rooms
@@ -18,16 +21,13 @@ from inlay.engine.sglang.process import Process
 from inlay.engine.sglang.prompts import input_of
 from inlay.engine.sglang.request_tracker import SglangRequestTracker
 from inlay.engine.sglang.sampling import params_of
-from inlay.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InlayError,
-    InvalidRequestError,
-    OverloadedError,
-)
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Emit, Request
-from inlay.resuming import inexact
+from inlay.engine.slots import EngineSlot, EngineSlots
+from inlay.messages import refusals
+from inlay.messages.card import ModelCard, Stats
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Emit, Request
+from inlay.messages.resuming import non_resumable_features
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class SglangEngine:
         self._loaded: LoadedSglang | None = None
         self._followers: dict[str, SglangRequestTracker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._places = Places(1)
+        self._places = EngineSlots(1)
         self._stats = Stats()
         self._closing = False
 
@@ -74,7 +74,7 @@ class SglangEngine:
             raise EngineError("the engine was started before")
         try:
             self._loaded = await load(self._process, self._settings, self._secret)
-            self._places = Places(_places_of(self._loaded.card))
+            self._places = EngineSlots(_places_of(self._loaded.card))
             # SGLang finds some of its limits with the first token only.
             await self.probe()
         except InlayError:
@@ -184,7 +184,7 @@ class SglangEngine:
                 self._places.leave(follower.place)
             self._forget(follower)
 
-    def _enter(self, loaded: LoadedSglang, follower: SglangRequestTracker) -> Place:
+    def _enter(self, loaded: LoadedSglang, follower: SglangRequestTracker) -> EngineSlot:
         """Have a request wait for a place."""
 
         def preempt() -> None:
@@ -193,11 +193,11 @@ class SglangEngine:
 
         # Nobody comes to a room a second time.
         in_room = bool(loaded.card.kv_rooms)
-        resumable = not in_room and not inexact(follower.request, loaded.card)
+        resumable = not in_room and not non_resumable_features(follower.request, loaded.card)
         return self._places.enter(follower, resumable=resumable, preempt=preempt)
 
     async def _run(
-        self, loaded: LoadedSglang, follower: SglangRequestTracker, place: Place
+        self, loaded: LoadedSglang, follower: SglangRequestTracker, place: EngineSlot
     ) -> None:
         """Have SGLang run a request until it has ended, or is to stop."""
         engine_request = follower.continuation()

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.model_files import image_layout
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import capabilities
-from inlay.errors import InvalidRequestError
 from inlay.media.spec import MediaSpec
 from inlay.tensors.table import config_of
 

@@ -8,21 +8,21 @@ import msgspec
 import sglang
 from sglang.srt.arg_groups.overrides import resolved_view
 
-from inlay.card import Exactness, Limits, ModelCard, Phase
-from inlay.digest import Secret
+from inlay.base.errors import InlayError
 from inlay.engine.admission import Admission, MaxModelLen
 from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config, row_facts
-from inlay.engine.places import PROBES
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import capabilities, rooms
 from inlay.engine.sglang.arguments import server_args
 from inlay.engine.sglang.images import image_spec
 from inlay.engine.sglang.media import MediaInputs
 from inlay.engine.sglang.process import Process
+from inlay.engine.slots import PROBES
 from inlay.engine.weights import directory_of, for_other_engines, weights_id
-from inlay.errors import InlayError
 from inlay.media.spec import MediaSpec
-from inlay.request import Task
+from inlay.messages.card import Exactness, Limits, ModelCard, Phase
+from inlay.messages.digest import Secret
+from inlay.messages.request import Task
 from inlay.tensors.table import config_of
 
 log = logging.getLogger(__name__)

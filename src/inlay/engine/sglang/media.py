@@ -26,7 +26,7 @@ from sglang.srt.managers.schedule_batch import (
     MultimodalProcessorOutput,
 )
 
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.decoding import SizedImage, in_thread
 from inlay.engine.native_media import (
     TRIED,
@@ -36,12 +36,12 @@ from inlay.engine.native_media import (
     named_rows,
     parts_of,
 )
-from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.geometry import Layout
 from inlay.media.positions import rope_positions
 from inlay.media.spec import MediaSpec, layout
-from inlay.prompt import Media, Prompt, Rows, Tokens
-from inlay.request import Request
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Media, Prompt, Rows, Tokens
+from inlay.messages.request import Request
 
 
 @dataclass(slots=True)

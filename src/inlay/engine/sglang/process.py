@@ -13,7 +13,7 @@ import zmq
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.utils import kill_process_tree
 
-from inlay.errors import EngineError, InlayError, InvalidRequestError
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 
 _DIED = "SGLang's engine process died"
 

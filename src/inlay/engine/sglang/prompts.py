@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.embed_types import PositionalEmbeds
 
-from inlay.prompt import Prompt, Rows, Tokens
+from inlay.messages.prompt import Prompt, Rows, Tokens
 
 _PLACEHOLDER = 0
 """The id in the place of a row: SGLang looks every id up before rows are put over them."""

@@ -7,10 +7,10 @@ import asyncio
 import math
 from typing import Any
 
+from inlay.base.errors import EngineError
 from inlay.engine.request_tracker import RequestTracker
 from inlay.engine.sglang.rooms import lost
-from inlay.errors import EngineError
-from inlay.request import Emit, Request, TokenLogprobs
+from inlay.messages.request import Emit, Request, TokenLogprobs
 
 
 class SglangRequestTracker(RequestTracker):

@@ -10,12 +10,12 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from inlay.card import ModelCard
+from inlay.base.errors import KV_LOST, InvalidRequestError, OverloadedError
 from inlay.engine.ports import free_port
 from inlay.engine.probe import FIRST
 from inlay.engine.settings import EngineSettings
-from inlay.errors import KV_LOST, InvalidRequestError, OverloadedError
-from inlay.request import Request
+from inlay.messages.card import ModelCard
+from inlay.messages.request import Request
 
 FAKE_HOST = "2.2.2.2"
 """SGLang's `FAKE_BOOTSTRAP_HOST`: such a request takes or gives no keys and values."""

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from inlay.fields import FOR_SGLANG
-from inlay.request import Request
+from inlay.messages.fields import FOR_SGLANG
+from inlay.messages.request import Request
 
 
 def params_of(request: Request, *, seeded: bool) -> dict[str, Any]:

@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 
-from inlay.card import AudioCard, Limits, ModelCard, SelfCheck, Stats
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.engine.compute_thread import ComputeThread
-from inlay.engine.inflow import Inflow
+from inlay.engine.input_stream import InputStream
 from inlay.engine.jobs import Jobs
 from inlay.engine.settings import EngineSettings
-from inlay.engine.speech.job import Job
+from inlay.engine.speech.job import SpeechJob
 from inlay.engine.speech.loading import SYSTEM, Loaded, load
 from inlay.engine.speech.vocoder import SAMPLE_RATE
 from inlay.engine.torch.failures import model_failed
 from inlay.engine.torch.self_check.parts import checked_parts
 from inlay.engine.torch.stage_sleep import StageSleep
-from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
-from inlay.request import Emit, Request, Task
-from inlay.speech import Speech
+from inlay.messages.card import AudioCard, Limits, ModelCard, SelfCheck, Stats
+from inlay.messages.digest import Secret
+from inlay.messages.request import Emit, Request, Task
+from inlay.messages.speech import Speech
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ class SpeechEngine:
             self._thread, partial(load, settings), self._rest, self._begin_with
         )
         self._card: ModelCard | None = None
-        self._jobs: Jobs[Job] = Jobs(settings.max_num_seqs, "the sound was made")
-        self._turn: Job | None = None
+        self._jobs: Jobs[SpeechJob] = Jobs(settings.max_num_seqs, "the sound was made")
+        self._turn: SpeechJob | None = None
         self._driver: asyncio.Task[None] | None = None
         self._closing = False
         self._steps = self._made = 0
@@ -111,9 +111,9 @@ class SpeechEngine:
 
     def submit(self, request: Request, emit: Emit) -> None:
         """Admit a request of `Task.STAGE` that has all its inputs. Raises as `submit_fed`."""
-        self.submit_fed(request, emit, Inflow.of(request.inputs))
+        self.submit_fed(request, emit, InputStream.of(request.inputs))
 
-    def submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
+    def submit_fed(self, request: Request, emit: Emit, inflow: InputStream) -> None:
         """Admit a request of `Task.STAGE`.
 
         Raises:
@@ -143,7 +143,7 @@ class SpeechEngine:
         except Exception as error:
             log.exception("request %s did not begin", request.id)
             raise model_failed(error) from error
-        job = Job(request, progress, inflow, emit)
+        job = SpeechJob(request, progress, inflow, emit)
         self._jobs.add(job)
         inflow.watch(partial(self._enqueue, job))
         self._enqueue(job)
@@ -161,7 +161,7 @@ class SpeechEngine:
         """End a request; what is being computed for it is dropped. Unknown ids are ignored."""
         self._jobs.abort(request_id)
 
-    def _enqueue(self, job: Job) -> None:
+    def _enqueue(self, job: SpeechJob) -> None:
         """Give a request a turn, if there is something to do for it."""
         if job.can_go_on and job is not self._turn:
             self._jobs.enqueue(job)

@@ -7,11 +7,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from inlay.engine.inflow import Inflow
+from inlay.base.errors import EngineError, ErrorFrame, InlayError
+from inlay.engine.input_stream import InputStream
 from inlay.engine.torch.self_check.parts import Part
-from inlay.errors import EngineError, ErrorFrame, InlayError
-from inlay.request import Emit, FinishReason, Input, Output, Payload, Request, Usage
-from inlay.speech import Speech
+from inlay.messages.request import Emit, FinishReason, Input, Output, Payload, Request, Usage
+from inlay.messages.speech import Speech
 
 
 class Piece(NamedTuple):
@@ -58,7 +58,7 @@ class Model(Protocol):
         """Return what is compared with float32 at a start, by name."""
 
 
-class Job:
+class SpeechJob:
     """One request in the engine.
 
     Attributes:
@@ -71,7 +71,9 @@ class Job:
         made: codes, or samples of sound.
     """
 
-    def __init__(self, request: Request, progress: Progress, inflow: Inflow, emit: Emit) -> None:
+    def __init__(
+        self, request: Request, progress: Progress, inflow: InputStream, emit: Emit
+    ) -> None:
         self.request = request
         self.progress = progress
         self.inflow = inflow

@@ -16,6 +16,7 @@ from transformers import (
     Qwen2_5OmniToken2WavModel,
 )
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speech.job import Model
 from inlay.engine.speech.talker import Talker, TextRows
@@ -23,7 +24,6 @@ from inlay.engine.speech.vocoder import Vocoder, Voice
 from inlay.engine.torch import threads
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of
 from inlay.engine.weights import directory_of, weights_id
-from inlay.errors import InvalidRequestError
 from inlay.tensors.table import config_of, stored_tensors
 from inlay.tensors.tidy_directory import tidied
 

@@ -21,15 +21,15 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.speech.job import Piece, tensor_of
 from inlay.engine.torch.self_check.judgement import MOST_NOISE
 from inlay.engine.torch.self_check.parts import Part
 from inlay.engine.torch.self_check.reference import centred
-from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.positions import rope_positions
-from inlay.prompt import Buffer, Prompt, Segment, Tokens
-from inlay.request import Input, Payload
-from inlay.speech import Speech
+from inlay.messages.prompt import Buffer, Prompt, Segment, Tokens
+from inlay.messages.request import Input, Payload
+from inlay.messages.speech import Speech
 
 CODES = "codes"
 """Port of what is made: int32 [number]."""

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
+from inlay.base.errors import EngineError
 from inlay.engine.speech.job import Piece, tensor_of
 from inlay.engine.torch.self_check.parts import Part
-from inlay.errors import EngineError
 from inlay.media.sound_files import FORMATS, sound_writer
-from inlay.prompt import Buffer
-from inlay.request import Input, Payload
-from inlay.speech import Speech
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Input, Payload
+from inlay.messages.speech import Speech
 
 SAMPLE_RATE = 24_000
 """Samples a second, of the family."""
@@ -79,13 +79,13 @@ class Vocoder:
         """Names of the voices."""
         return tuple(self._voices)
 
-    def begin(self, params: Speech) -> "Sounding":
+    def begin(self, params: Speech) -> "VocoderState":
         """Return the state of a request, which has no codes yet.
 
         Raises:
             InvalidRequestError: a file of a format that is not made here.
         """
-        return Sounding(self, params, self._voices[params.voice])
+        return VocoderState(self, params, self._voices[params.voice])
 
     @torch.inference_mode()
     def spectrum(self, codes: Sequence[int], voice: Voice, noise: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class Vocoder:
         return {"vocoder": Part([self._dit, self._bigvgan], lambda: [self._sound_of(codes)[None]])}
 
 
-class Sounding:
+class VocoderState:
     """One request of a vocoder."""
 
     def __init__(self, vocoder: Vocoder, params: Speech, voice: Voice) -> None:

@@ -12,15 +12,15 @@ from torch import Tensor
 from inlay.adapter import LoraFiles, LoraPair, open_adapter
 from inlay.adapter.files import check_fits, elements
 from inlay.adapter.tables import ignore
+from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.engine.torch.lora import BASE, LoraBank, LowRankPair
-from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.tensors.table import StoredTensor
 
 _OUTER = re.compile(r"^(?:(?:model|language_model|text_model)\.)+")
 """Names of modules around a language model, which differ by the age of transformers."""
 
 
-class Kept(NamedTuple):
+class CachedAdapter(NamedTuple):
     """An adapter in host memory.
 
     Attributes:
@@ -47,7 +47,7 @@ class LoraAdapters:
     def __init__(self, bank: LoraBank | None, max_cpu_loras: int) -> None:
         self._bank = bank
         self._max_cpu_loras = max_cpu_loras
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, CachedAdapter] = {}
         self._slots: dict[str, int] = {}
         """Slots of the adapters in the model, the least recently used first."""
 
@@ -75,7 +75,7 @@ class LoraAdapters:
             )
         if bank.free:
             self._slots[name] = bank.put(lows)
-        self._kept[name] = Kept(content_id, lows)
+        self._kept[name] = CachedAdapter(content_id, lows)
 
     def remove(self, name: str) -> None:
         """Free an adapter that no sequence uses. Raises `NotFoundError`."""
@@ -105,7 +105,7 @@ class LoraAdapters:
                 self._slots[name] = bank.put(self._of(name).lows)
         return {None: BASE, **{name: self._slots[name] for name in wanted}}
 
-    def _of(self, name: str) -> Kept:
+    def _of(self, name: str) -> CachedAdapter:
         if name not in self._kept:
             raise NotFoundError(f"the adapter {name!r} does not exist", param="model")
         return self._kept[name]

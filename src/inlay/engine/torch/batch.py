@@ -13,13 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inlay.base.errors import EngineError
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.transfers import upload
 from inlay.engine.torch.windows import Window
-from inlay.errors import EngineError
 from inlay.media.positions import GRID_FIELD
-from inlay.prompt import Buffer, Rows, Segment, Tokens
+from inlay.messages.prompt import Buffer, Rows, Segment, Tokens
 
 if TYPE_CHECKING:
     from inlay.engine.torch.plan import ScheduledChunk
@@ -42,7 +42,8 @@ class BatchItem:
         pending: True if only the device knows the last position's token; `segments` and `ids` end
             before it.
         rope: [3, count] int64, rotary positions; None where they are the positions themselves.
-        wholes: (first, past-last) absolute positions of runs whose positions see all of their run.
+        atomic_spans: (first, past-last) absolute positions of runs whose positions see all of their
+        run.
         decoding: the positions come after the prompt, and after all that is computed again.
         uncertain: number of positions at the end that may be computed again.
         ids: token ids of the positions after `segments`.
@@ -56,7 +57,7 @@ class BatchItem:
     adapter: int = BASE
     pending: bool = False
     rope: npt.NDArray[np.int64] | None = None
-    wholes: Sequence[tuple[int, int]] = ()
+    atomic_spans: Sequence[tuple[int, int]] = ()
     decoding: bool = False
     uncertain: int = 0
     ids: Sequence[int] = ()
@@ -83,9 +84,9 @@ class Batch(NamedTuple):
             positions by one axis.
         features: [K, R, C], added to the hidden states of embedding vectors after the first K
             layers; None if there are none.
-        wholes: (span, first, past-last absolute position) of runs whose positions see all of their
-            run; each lies in its span.
-        whole_layers: layers in which they do, as in `Family.bidirectional`.
+        atomic_spans: (span, first, past-last absolute position) of runs whose positions see all of
+            their run; each lies in its span.
+        bidirectional_layers: layers in which they do, as in `Family.bidirectional`.
         decoding: spans that decode, with the drafts they verify; the others are chunks of prompts.
         uncertain: of each span, positions at its end that may be computed again: what recurrent
             layers make of them is kept once it is known which count.
@@ -104,14 +105,16 @@ class Batch(NamedTuple):
     adapters: tuple[int, ...] = ()
     rope: Tensor | None = None
     features: Tensor | None = None
-    wholes: tuple[tuple[int, int, int], ...] = ()
-    whole_layers: str = "all"
+    atomic_spans: tuple[tuple[int, int, int], ...] = ()
+    bidirectional_layers: str = "all"
     decoding: frozenset[int] = frozenset()
     uncertain: tuple[int, ...] = ()
 
     def wholes_of(self, window: Window) -> tuple[tuple[int, int, int], ...]:
         """Return `wholes` as a layer with this window, or none, has them."""
-        return () if window is None and self.whole_layers == "sliding" else self.wholes
+        return (
+            () if window is None and self.bidirectional_layers == "sliding" else self.atomic_spans
+        )
 
     def only(self, spans: Sequence[int]) -> tuple[Tensor, "Batch"]:
         """Return the batch of some spans, as attention reads it, and their positions in this one.
@@ -128,7 +131,7 @@ class Batch(NamedTuple):
             counts=tuple(self.counts[span] for span in spans),
             contexts=tuple(self.contexts[span] for span in spans),
             adapters=tuple(self.adapters[span] for span in spans) if self.adapters else (),
-            wholes=(),
+            atomic_spans=(),
             decoding=frozenset(at for at, span in enumerate(spans) if span in self.decoding),
             uncertain=tuple(self.uncertain[span] for span in spans),
         )
@@ -154,7 +157,7 @@ class Batch(NamedTuple):
             if first < 0:
                 parts = sequence.prompt_segments(start, stop)
                 if bidirectional != "none":
-                    wholes = sequence.wholes(start, stop)
+                    wholes = sequence.atomic_spans(start, stop)
             known = sequence.output[max(0, first) : max(0, first + chunk.count)]
             items.append(
                 BatchItem(
@@ -172,7 +175,7 @@ class Batch(NamedTuple):
                     [*known, *chunk.drafts] if chunk.drafts else known,
                 )
             )
-        return cls.pack(items, page_size)._replace(whole_layers=bidirectional)
+        return cls.pack(items, page_size)._replace(bidirectional_layers=bidirectional)
 
     @classmethod
     def pack(cls, items: Sequence[BatchItem], page_size: int) -> "Batch":
@@ -227,7 +230,9 @@ class Batch(NamedTuple):
             adapters if adapters != (BASE,) * len(adapters) else (),
             torch.from_numpy(np.concatenate(ropes, axis=1)) if ropes else None,
             _features(rows) if rows else None,
-            tuple([(place, *whole) for place, item in enumerate(items) for whole in item.wholes]),
+            tuple(
+                [(place, *whole) for place, item in enumerate(items) for whole in item.atomic_spans]
+            ),
             decoding=frozenset([place for place, item in enumerate(items) if item.decoding]),
             uncertain=tuple([item.uncertain for item in items]),
         )
@@ -253,8 +258,8 @@ class Batch(NamedTuple):
             self.adapters,
             None if self.rope is None else upload(self.rope, device),
             None if self.features is None else upload(self.features, device),
-            self.wholes,
-            self.whole_layers,
+            self.atomic_spans,
+            self.bidirectional_layers,
             self.decoding,
             self.uncertain,
         )

@@ -7,14 +7,14 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from inlay.digest import BLOCK_DIGEST_SIZE, BLOCK_SIZE, Secret
 from inlay.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from inlay.engine.kv_events_config import KvEventsConfig
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.sequence import Sequence as Computed
 from inlay.engine.torch.windows import Chunk, Window
-from inlay.prompt import Tokens
-from inlay.routing import Cleared, KvEvent, Removed, Stored, keys_of
+from inlay.messages.digest import BLOCK_DIGEST_SIZE, BLOCK_SIZE, Secret
+from inlay.messages.prompt import Tokens
+from inlay.messages.routing import Cleared, KvEvent, Removed, Stored, keys_of
 
 
 class Publisher(Protocol):

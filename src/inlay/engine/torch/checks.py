@@ -11,14 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.model_files import generation_config
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import speculative_config
 from inlay.engine.task import task_of
 from inlay.engine.torch.weights.families import context_length, family_of
-from inlay.engine.torch.weights.media_families import Family
+from inlay.engine.torch.weights.media_families import ImageFamily
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
-from inlay.errors import InvalidRequestError
 from inlay.tensors.table import config_of
 
 _logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
         context_length(settings.max_model_len, config)
 
 
-def check_recurrent(settings: EngineSettings, family: Family) -> None:
+def check_recurrent(settings: EngineSettings, family: ImageFamily) -> None:
     """Refuse what a model with recurrent layers does not do.
 
     Raises:

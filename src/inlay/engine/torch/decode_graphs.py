@@ -22,6 +22,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from inlay.base.errors import EngineError
 from inlay.engine.torch.attention.choice import cuda_kernels, with_kernels
 from inlay.engine.torch.attention.cuda import CudaKernels, Sequences
 from inlay.engine.torch.attention.paged import PagedAttention
@@ -32,7 +33,6 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.self_check.graphs import graph_distance
 from inlay.engine.torch.self_check.judgement import BOUND
 from inlay.engine.torch.transfers import upload
-from inlay.errors import EngineError
 
 _logger = logging.getLogger(__name__)
 
@@ -336,7 +336,7 @@ def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -
     )
     batch, paged = _batch(inputs, pages, _SILENT)
     try:
-        model.rehearse(batch, pages, paged)
+        model.trace_on_meta(batch, pages, paged)
     except (RuntimeError, EngineError) as error:
         return str(error).partition("\n")[0] or type(error).__name__
     return None

@@ -5,13 +5,13 @@ from collections.abc import Sequence as Run
 
 from msgspec import structs
 
+from inlay.base.errors import EmbeddingsError, EngineError, InlayError
 from inlay.engine.torch.in_flight_step import TokenRun
 from inlay.engine.torch.plan import Totals
 from inlay.engine.torch.sampling.sampler import SampledToken
 from inlay.engine.torch.sequence import Sequence
-from inlay.errors import EmbeddingsError, EngineError, InlayError
-from inlay.prompt import Rows
-from inlay.request import Output, Payload, TokenLogprobs
+from inlay.messages.prompt import Rows
+from inlay.messages.request import Output, Payload, TokenLogprobs
 
 
 class Emitter:
@@ -45,7 +45,7 @@ class Emitter:
             if not run.finite:
                 error = _not_finite(sequence)
             elif run.states is not None:
-                payloads = run.states.take(sequence)
+                payloads = run.states.states_for(sequence)
             if run.finite and (run.scores or (payloads and not tokens and error is None)):
                 outputs.append(self._emit_prompt(run, payloads))
                 payloads = ()

@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from inlay.card import Adapter, ModelCard, Stats
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.engine.admission import Admission
-from inlay.engine.api import Peers
+from inlay.engine.api import PeerWorkers
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
@@ -30,13 +29,14 @@ from inlay.engine.torch.media.provider import MediaProvider
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.needs import GRAMMAR, PAGES, Need, Needs, Result
 from inlay.engine.torch.pages.exchange import PageExchange
-from inlay.engine.torch.receiver import Receivers, admit, answering, reject, resolve
+from inlay.engine.torch.receiver import Receivers, admit, reject, reply_to, resolve
 from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.tensor_parallel.launch import load
-from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
-from inlay.request import Emit, Output, Request, Task
-from inlay.routing import KvEvent
+from inlay.messages.card import Adapter, ModelCard, Stats
+from inlay.messages.digest import Secret
+from inlay.messages.request import Emit, Output, Request, Task
+from inlay.messages.routing import KvEvent
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class TorchEngine:
         self._grammars: GrammarProvider | None = None
         self._media: MediaProvider | None = None
         self._encodes: EncodeRequests | None = None
-        self._peers: Peers | None = None
+        self._peers: PeerWorkers | None = None
         self._exchange: PageExchange | None = None
         self._host_memory: int | None = None
         self._asked: set[asyncio.Future[Any]] = set()
@@ -253,7 +253,7 @@ class TorchEngine:
             raise InvalidRequestError("this worker gives no pages: see --enable-kv-fetch")
         self._exchange.give(request, emit)
 
-    def use_peers(self, peers: Peers) -> None:
+    def use_peers(self, peers: PeerWorkers) -> None:
         """As `inlay.engine.api.PeerUser`."""
         self._peers = peers
         for provider in (self._exchange, self._media):
@@ -341,7 +341,7 @@ class TorchEngine:
             raise self._failure or EngineError("the engine is not running")
         done: asyncio.Future[_T] = self._loop.create_future()
         self._asked.add(done)
-        self._send(answering(question, done, self._call))
+        self._send(reply_to(question, done, self._call))
         try:
             return await done
         finally:
@@ -488,6 +488,6 @@ class TorchEngine:
             if self._exchange.tiers is not None:
                 core.cached.offload_to(self._exchange.tiers)
         self._admission = admission_of(settings, core, encoder)
-        encodes = encoder is not None and encoder.is_here
+        encodes = encoder is not None and encoder.is_local
         self._encodes = EncodeRequests(encoder, self._admission) if encoder and encodes else None
         return core

@@ -2,7 +2,7 @@
 
 import torch
 
-from inlay.errors import OUT_OF_MEMORY, EngineError, InlayError, OverloadedError
+from inlay.base.errors import OUT_OF_MEMORY, EngineError, InlayError, OverloadedError
 
 
 def is_out_of_memory(error: Exception) -> bool:

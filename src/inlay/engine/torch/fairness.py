@@ -2,13 +2,14 @@
 
 Shares are those of `inlay.engine.fairness`. A client's first sequence may need more pages than a
 share has, and then it takes turns with the others: once it was passed over for `STARVED` steps
-without a token it takes pages of anybody, and keeps them until it has made `TURN` tokens.
+without a token it takes pages of anybody, and keeps them until it has made `PROTECTED_TOKENS`
+tokens.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sized
 
-from inlay.engine.fairness import TURN, Pages, Shares, shares_of_places
+from inlay.engine.fairness import PROTECTED_TOKENS, Pages, Shares, shares_of_places
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.sequence import Sequence
@@ -94,13 +95,13 @@ class StepShares:
         """Of places, among other sequences."""
         return shares_of_places(self._bounds.max_num_seqs, len(self._clients), sequences)
 
-    def yielding_places(self, sequence: Sequence) -> list[Sequence]:
+    def preemptible_for_slot(self, sequence: Sequence) -> list[Sequence]:
         """Running sequences that would give their place to `sequence`, the first to go first."""
         if len(self._clients) == 1 and self._running[-1].order[0] <= sequence.order[0]:
             return self._unread_before(sequence)
         return self.places.yielding(sequence, Pages()) or self._unread_before(sequence)
 
-    def yielding_pages(self, sequence: Sequence, pages: Pages) -> list[Sequence]:
+    def preemptible_for_pages(self, sequence: Sequence, pages: Pages) -> list[Sequence]:
         """Running sequences that would give their pages to `sequence`, likewise."""
         found = self.pages.yielding(sequence, pages)
         return found + [one for one in self._unread_before(sequence) if one not in found]
@@ -117,17 +118,17 @@ class StepShares:
             table: of the pages.
             full: it lacks a place, too.
         """
-        chosen = self.yielding_places(sequence)[:1] if full else []
-        others = None if full else self.yielding_pages(sequence, pages)
+        chosen = self.preemptible_for_slot(sequence)[:1] if full else []
+        others = None if full else self.preemptible_for_pages(sequence, pages)
         if others is not None and short > sum(map(self._most_gained, others)):
             return None  # without a look at each page
         missing = short + table.num_unreferenced(pages.held)
-        gain = Gain(table)
+        gain = PreemptionGain(table)
         for other in chosen:
             gain.add(other, self._outstanding(other))
         if missing <= gain.pages:
             return chosen
-        for other in self.yielding_pages(sequence, pages) if others is None else others:
+        for other in self.preemptible_for_pages(sequence, pages) if others is None else others:
             if other not in chosen:
                 chosen.append(other)
                 gain.add(other, self._outstanding(other))
@@ -149,7 +150,7 @@ class StepShares:
         return [other for other in reversed(self._running) if other.paused]
 
 
-class Gain:
+class PreemptionGain:
     """Pages that are there for others once some sequences are preempted."""
 
     def __init__(self, table: PageTable) -> None:
@@ -166,9 +167,9 @@ class Gain:
                 self.pages += self._holders[page] == self._table.references(page)
 
 
-def pass_over(sequence: Sequence) -> None:
+def count_starved_step(sequence: Sequence) -> None:
     """Count a step in which a sequence wanted to go on and could not; in time it gets its turn."""
     sequence.starved_steps += 1
     sequence.waited += 1
     if sequence.waited == STARVED:
-        sequence.turn_ends = len(sequence.output) + TURN
+        sequence.protected_until = len(sequence.output) + PROTECTED_TOKENS

@@ -18,9 +18,9 @@ from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.projector import Projector
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import Download, upload
-from inlay.hidden_states import hidden_port
-from inlay.prompt import Buffer
-from inlay.request import Payload
+from inlay.messages.hidden_states import hidden_port
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Payload
 
 
 class SpanStates:
@@ -34,7 +34,7 @@ class SpanStates:
         self.stop = stop
         self._states = states
 
-    def take(self, sequence: Sequence) -> tuple[Payload, ...]:
+    def states_for(self, sequence: Sequence) -> tuple[Payload, ...]:
         """Return those that `sequence` has not emitted, a payload for each layer it asks for."""
         wanted = sequence.sampling.hidden_states
         start = max(self.first, sequence.wanted_states.start)
@@ -106,7 +106,7 @@ class Recorder:
         return cls(sorted(layers), parts, spans, reader) if wanted_at_all else None
 
     @contextmanager
-    def watching(self, layers: Run[nn.Module], device: torch.device) -> Iterator[None]:
+    def capture(self, layers: Run[nn.Module], device: torch.device) -> Iterator[None]:
         """Record what passes between the decoder layers of a model within this context."""
         self._index = upload(self._index, device)
         hooks = []

@@ -8,6 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from inlay.base.errors import InlayError
 from inlay.engine.torch.hidden_states import Recorder, SpanStates
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.plan import ScheduledChunk
@@ -16,8 +17,7 @@ from inlay.engine.torch.sampling.chooser import ChosenTokens
 from inlay.engine.torch.sampling.sampler import SampledToken
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import Download, upload
-from inlay.errors import InlayError
-from inlay.request import PromptLogprobs
+from inlay.messages.request import PromptLogprobs
 
 
 @dataclass(slots=True, eq=False)

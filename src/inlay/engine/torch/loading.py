@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 
 from inlay import __version__
-from inlay.card import Exactness, Limits, ModelCard
-from inlay.digest import Secret
+from inlay.base.errors import EngineError
 from inlay.engine.admission import Admission
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import SpeculativeConfig, speculative_config
@@ -28,7 +27,7 @@ from inlay.engine.torch.grammar.grammars import KINDS
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.needs import Need
-from inlay.engine.torch.pages.copying import Sealer
+from inlay.engine.torch.pages.copying import PageSealer
 from inlay.engine.torch.pages.disk import DiskPages
 from inlay.engine.torch.pages.exchange import AskCore, PageExchange
 from inlay.engine.torch.pages.host_memory import HostPages
@@ -41,9 +40,10 @@ from inlay.engine.torch.speculation.mtp import load_mtp
 from inlay.engine.torch.speculation.ngram import NgramDrafter
 from inlay.engine.torch.step import Core
 from inlay.engine.weights import directory_of
-from inlay.errors import EngineError
-from inlay.prompt import Tokens
-from inlay.request import Task
+from inlay.messages.card import Exactness, Limits, ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Tokens
+from inlay.messages.request import Task
 
 _logger = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ def exchange_of(
         EngineError: there is not enough memory.
         InvalidRequestError: the directory cannot be used.
     """
-    sealer = Sealer(core.cached.copier.shape, secret)
+    sealer = PageSealer(core.cached.copier.shape, secret)
     host = disk = None
     if settings.kv_offloading_size is not None:
         if host_memory is None:
@@ -308,7 +308,7 @@ def card_of(
         engine_version=__version__,
         tasks=(
             (Task.GENERATE, Task.ENCODE)
-            if encoder is not None and encoder.is_here
+            if encoder is not None and encoder.is_local
             else (Task.GENERATE,)
         ),
         embedding_table_id=model.embedding_table_id,

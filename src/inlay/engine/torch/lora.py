@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from inlay.base.errors import EngineError
 from inlay.engine.torch.native import ALL_ROWS, Kernels
 from inlay.engine.torch.transfers import upload
-from inlay.errors import EngineError
 
 NATIVE_POSITIONS = 32
 """Maximum number of positions for the native kernel; beyond, products are faster."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from inlay.card import SelfCheck
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
@@ -58,10 +58,10 @@ from inlay.engine.torch.weights.fused import fuse, fuse_on_gpu
 from inlay.engine.torch.weights.invariance import make_invariant
 from inlay.engine.torch.weights.latent import keep_latent
 from inlay.engine.torch.weights.linear import accelerate, least_rows
-from inlay.engine.torch.weights.media_families import Family
+from inlay.engine.torch.weights.media_families import ImageFamily
 from inlay.engine.torch.weights.quantised.reading import dequantise
 from inlay.engine.weights import directory_of, weights_id
-from inlay.errors import EngineError, InvalidRequestError
+from inlay.messages.card import SelfCheck
 from inlay.tensors.table import EmbeddingTable, config_of
 
 _logger = logging.getLogger(__name__)
@@ -93,8 +93,8 @@ class CausalModel:
         takes_media: its prompts may hold images.
         tower: transformers module that computes image features; None without images, or where
             other workers encode them.
-        rope_axes: as in `Family`.
-        bidirectional: as in `Family`.
+        rope_axes: as in `ImageFamily`.
+        bidirectional: as in `ImageFamily`.
         decoder_layers: in their order; none where the body has them otherwise.
         projector: of the hidden states that requests ask for, or None.
         group: the ranks that have a share of the model each, or None.
@@ -107,7 +107,7 @@ class CausalModel:
         self,
         model: Any,
         tower: Any,
-        family: Family,
+        family: ImageFamily,
         directory: Path,
         generation: dict[str, Any],
         max_model_len: int,
@@ -392,7 +392,7 @@ class CausalModel:
                 ).last_hidden_state[0]
         return hidden[: len(batch.positions)]
 
-    def settle(self, kept: Sequence[int]) -> None:
+    def commit_recurrent_state(self, kept: Sequence[int]) -> None:
         """Keep the states of recurrent layers after the last batch, for its uncertain positions.
 
         To be called before the next batch, if the last one had such positions.
@@ -403,7 +403,7 @@ class CausalModel:
         states, self._unsettled = self._unsettled, None
         if states is not None and any(kept):
             with torch.inference_mode():
-                states.settle(kept)
+                states.commit_recurrent_state(kept)
 
     def _per_layer_inputs(self, batch: Batch, padding: int) -> dict[str, Any]:
         """Return the argument with the further embeddings of ids that each layer adds (Gemma 4).
@@ -448,7 +448,7 @@ class CausalModel:
             ).logits[0]
         return logits[: len(hidden)] if out is None else out.copy_(logits[: len(hidden)])
 
-    def rehearse(self, batch: Batch, pages: Pages, paged: PagedAttention) -> None:
+    def trace_on_meta(self, batch: Batch, pages: Pages, paged: PagedAttention) -> None:
         """Run `forward` on meta tensors: nothing is computed, and nothing changes.
 
         Raises:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
+from inlay.base.errors import InlayError
 from inlay.engine.torch.grammar.state import GrammarState
-from inlay.errors import InlayError
-from inlay.prompt import Media, Rows
-from inlay.request import Request
+from inlay.messages.prompt import Media, Rows
+from inlay.messages.request import Request
 
 Kind: TypeAlias = Literal["rows", "pages", "grammar", "prefix"]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from inlay.engine.torch.sequence import Sequence
-from inlay.prompt import Rows
+from inlay.messages.prompt import Rows
 
 
 class ScheduledChunk:
@@ -105,7 +105,7 @@ class PartialPlan:
 
 @dataclass(slots=True)
 class Totals:
-    """Totals under the names of `inlay.card.Stats`."""
+    """Totals under the names of `inlay.messages.card.Stats`."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0

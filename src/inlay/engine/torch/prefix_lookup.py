@@ -7,7 +7,7 @@ from itertools import chain
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.sequence import Sequence
-from inlay.prompt import split_point
+from inlay.messages.prompt import split_point
 
 
 @dataclass(frozen=True, slots=True)

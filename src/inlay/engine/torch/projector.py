@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.tensors.projector import projector_layers
 
 

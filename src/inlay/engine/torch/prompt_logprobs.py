@@ -14,7 +14,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.sampling.draws import ranked
 from inlay.engine.torch.transfers import Download, upload
-from inlay.request import PromptLogprobs
+from inlay.messages.request import PromptLogprobs
 
 MAX_LOGITS = 2**24
 """Maximum number of logits computed at a time: 64 MiB of float32.

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from inlay.errors import EngineError
+from inlay.base.errors import EngineError
 from inlay.media.positions import Positions, rope_positions
-from inlay.prompt import Media, Prompt, Rows
+from inlay.messages.prompt import Media, Prompt, Rows
 
 
 class PromptMedia:

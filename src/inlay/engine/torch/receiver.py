@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from inlay.base.errors import EngineError, InlayError
 from inlay.engine.torch.needs import Need
 from inlay.engine.torch.step import Core
-from inlay.errors import EngineError, InlayError
-from inlay.request import Emit, FinishReason, Output, Request, Usage
+from inlay.messages.request import Emit, FinishReason, Output, Request, Usage
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def reject(future: "asyncio.Future[_T]", error: InlayError) -> None:
         future.set_exception(error)
 
 
-def answering(
+def reply_to(
     question: Callable[[Core], _T],
     future: "asyncio.Future[_T]",
     call: Callable[[Callable[[], object]], None],

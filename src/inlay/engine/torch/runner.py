@@ -54,7 +54,7 @@ class Runner:
             slots = self._adapters.place(chunk.sequence.request.adapter for chunk in chunks)
             for chunk in chunks:
                 chunk.sequence.adapter = slots[chunk.sequence.request.adapter]
-            self._chooser.prepare(
+            self._chooser.begin_masks(
                 chunk for chunk in chunks if chunk.samples and not chunk.sequence.has_pending_token
             )
         if asks_more or self._reader is not None:
@@ -86,7 +86,7 @@ class Runner:
         if recorder is None:
             hidden = model.hidden(batch, self._pages)
         else:
-            with recorder.watching(model.decoder_layers, model.device):
+            with recorder.capture(model.decoder_layers, model.device):
                 hidden = model.hidden(batch, self._pages)
             recorder.end(hidden, len(model.decoder_layers), model.projector)
         return hidden, model.logits(hidden[batch.sampled])

@@ -35,13 +35,13 @@ from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.fairness import StepShares, pass_over
+from inlay.engine.torch.fairness import StepShares, count_starved_step
 from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.prefix_lookup import Hits, PrefixLookup
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.start_needs import PagesInProgress, StartNeeds
-from inlay.prompt import split_point
+from inlay.messages.prompt import split_point
 
 MAX_STARVED_STEPS = 8
 """Steps in a row in which a sequence may be passed over before it goes first."""
@@ -138,7 +138,7 @@ class Scheduler:
             if sequence.planned_in == plan.number or not sequence.pending:
                 sequence.starved_steps = 0
             elif plan.lacks(sequence):
-                pass_over(sequence)
+                count_starved_step(sequence)
             else:
                 sequence.starved_steps = 0
         for sequence, chunk in plan.chunks.items():
@@ -232,7 +232,7 @@ class Scheduler:
         kept_for: set[str | None] = set()
         for sequence in self._candidates():
             full = len(self.running) >= self.bounds.max_num_seqs
-            if full and (self.blocked or not self._shares.yielding_places(sequence)):
+            if full and (self.blocked or not self._shares.preemptible_for_slot(sequence)):
                 # It waits for a place: what it needs may come meanwhile.
                 if sequence.media is not None and not sequence.needs:
                     hits = self._lookup.hits(sequence)
@@ -261,7 +261,7 @@ class Scheduler:
                     continue  # the next plan is made when what is launched has been read
                 chosen = self._shares.preempted_for(sequence, pages, short, self.table, full=full)
                 if chosen is None or not all(map(self._preempt, chosen)):
-                    pass_over(sequence)
+                    count_starved_step(sequence)
                     # Others may start before it for a while; then the pages that come free are kept
                     # for it, but for clients within their share.
                     if sequence.starved_steps >= MAX_STARVED_STEPS:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from inlay.digest import BLOCK_SIZE, Chain
+from inlay.base.errors import ErrorFrame, InlayError
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.needs import Need
 from inlay.engine.torch.prompt_media import PromptMedia, RopePositions
 from inlay.engine.torch.sampling.plain import is_plain
-from inlay.errors import ErrorFrame, InlayError
-from inlay.prompt import Media, Prompt, Segment, Tokens
-from inlay.request import (
+from inlay.messages.digest import BLOCK_SIZE, Chain
+from inlay.messages.prompt import Media, Prompt, Segment, Tokens
+from inlay.messages.request import (
     FinishReason,
     Output,
     Payload,
@@ -64,7 +64,7 @@ class Sequence:
         waited: such steps since its last token.
         wanted_states: positions whose hidden states are to be emitted; from the first of them on
             nothing comes from the cache.
-        turn_ends: output length at which its turn ends, as in `inlay.engine.torch.fairness`.
+        protected_until: output length at which its turn ends, as in `inlay.engine.torch.fairness`.
         preemptions: number of preemptions.
         order: (priority, arrival), the scheduling order; unique.
         expires: deadline on the clock of `Core.expire`, or None.
@@ -116,11 +116,11 @@ class Sequence:
         "prompt",
         "prompt_length",
         "prompt_token_ids",
+        "protected_until",
         "request",
         "sampling",
         "scored",
         "starved_steps",
-        "turn_ends",
         "unread",
         "waited",
         "wanted_states",
@@ -173,7 +173,7 @@ class Sequence:
         self._queued = 0.0
         self.starved_steps = 0
         self.waited = 0
-        self.turn_ends = 0
+        self.protected_until = 0
         self.preemptions = 0
         self.order = (request.priority, arrival)
         self.expires = expires
@@ -215,9 +215,9 @@ class Sequence:
         return self.request.client
 
     @property
-    def in_turn(self) -> bool:
+    def is_protected(self) -> bool:
         """True if it may run beyond its client's share."""
-        return len(self.output) < self.turn_ends
+        return len(self.output) < self.protected_until
 
     @property
     def waits(self) -> bool:
@@ -271,7 +271,7 @@ class Sequence:
         """Return the rotary positions [3, stop - start], or None where they are the positions."""
         return None if self._rope is None else self._rope.between(start, stop)
 
-    def wholes(self, start: int, stop: int) -> list[tuple[int, int]]:
+    def atomic_spans(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the bounds of the atomic segments between two positions."""
         return [bounds for bounds in self.atomic if start <= bounds[0] and bounds[1] <= stop]
 

@@ -1,12 +1,12 @@
 """Makes the sequence of a request: its digests, page runs and rotary positions."""
 
-from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.prompt_media import RopePositions
 from inlay.engine.torch.sequence import Sequence
-from inlay.request import Request
+from inlay.messages.digest import Chain, Secret, root_digest
+from inlay.messages.request import Request
 
 
 class SequenceFactory:

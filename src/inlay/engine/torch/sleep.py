@@ -18,8 +18,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from inlay.card import Stats
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.card import Stats
 
 TAGS = ("weights", "kv_cache")
 """Parts that can be restored separately; names are vLLM's."""

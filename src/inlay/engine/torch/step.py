@@ -12,8 +12,7 @@ from dataclasses import asdict, replace
 import torch
 from msgspec import structs
 
-from inlay.card import Stats
-from inlay.digest import Secret
+from inlay.base.errors import DeadlineExceededError, EngineError, InlayError, NotFoundError
 from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
@@ -24,7 +23,7 @@ from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.lookahead import Lookahead
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.needs import GRAMMAR, Need, Result
-from inlay.engine.torch.pages.cached import CachedPages, Lack
+from inlay.engine.torch.pages.cached import CachedPages, MissingPages
 from inlay.engine.torch.pages.copying import PageCopier, RecordShape
 from inlay.engine.torch.plan import ScheduledChunk, Totals
 from inlay.engine.torch.runner import Runner
@@ -35,9 +34,10 @@ from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.sequence_factory import SequenceFactory
 from inlay.engine.torch.speculation import SpeculationCounts, Speculator
-from inlay.errors import DeadlineExceededError, EngineError, InlayError, NotFoundError
-from inlay.prompt import Rows
-from inlay.request import Output, Request
+from inlay.messages.card import Stats
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Rows
+from inlay.messages.request import Output, Request
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class Core:
             self.scheduler.admit(sequence)
         return []
 
-    def find_missing_pages(self, request: Request) -> Lack:
+    def find_missing_pages(self, request: Request) -> MissingPages:
         """Return the pages that an admitted request would have to compute.
 
         Of a prefetch, which is not admitted, all of the prompt. Raises `NotFoundError` if the
@@ -187,11 +187,11 @@ class Core:
         if request.prefetch:
             # The last position is computed too: another token follows, whatever it is.
             request = structs.replace(request, prior_output=(*request.prior_output, 0))
-            return self.cached.lack(self._factory.make(request))
+            return self.cached.find_missing_pages(self._factory.make(request))
         sequence = self._sequences.get(request.id)
         if sequence is None:
             raise NotFoundError(f"the request {request.id!r} has ended")
-        return self.cached.lack(sequence)
+        return self.cached.find_missing_pages(sequence)
 
     def abort(self, request_id: str) -> list[Output]:
         """End a request now; its pages are free before the next step.

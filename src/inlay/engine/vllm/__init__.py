@@ -1,7 +1,7 @@
 """vLLM behind inlay's engine protocols.
 
 `engine.VllmEngine` runs vLLM's asynchronous engine, whose core has processes of its own. Each
-request waits for a place (`inlay.engine.places`), is then a request of vLLM's, and may be aborted
+request waits for a place (`inlay.engine.slots`), is then a request of vLLM's, and may be aborted
 and resumed for another client. `loading` starts vLLM and makes the card; `pooling` makes
 embeddings.
 

@@ -6,9 +6,9 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
-from inlay.card import Adapter
-from inlay.errors import InvalidRequestError
-from inlay.request import Request
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.card import Adapter
+from inlay.messages.request import Request
 
 
 class VllmAdapters:

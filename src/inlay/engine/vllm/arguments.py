@@ -10,12 +10,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.model_files import dtype_name
 from inlay.engine.ranks import has_experts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import gives_tickets, transfer_config
 from inlay.engine.vllm.images import processor_settings, takes_images
-from inlay.errors import InvalidRequestError
 
 _SAME = (
     "revision",

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from vllm.config import KVEventsConfig
 
-from inlay.card import ModelCard
-from inlay.digest import Secret
 from inlay.engine.kv_chain import KvChain, NotedBlock, NotedItem, blocks_of
 from inlay.engine.kv_events import EventBatch
 from inlay.engine.kv_events_config import endpoint_of
 from inlay.engine.kv_subscriber import KvSubscriber
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Request
-from inlay.routing import Cleared, KvEvent
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Request
+from inlay.messages.routing import Cleared, KvEvent
 
 log = logging.getLogger(__name__)
 

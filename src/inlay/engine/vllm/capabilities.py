@@ -8,7 +8,7 @@ cannot happen here.
 
 from typing import Any
 
-from inlay.card import Refusal
+from inlay.messages.card import Refusal
 
 TESTED = "0.32"
 """The release line the table below was made with."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from blake3 import blake3
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.tickets import LEASE_SECONDS, Ranks
-from inlay.errors import InvalidRequestError
 
 _NIXL: dict[str, Any] = {
     "kv_connector": "NixlConnector",

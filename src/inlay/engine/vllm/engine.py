@@ -9,12 +9,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
-from inlay import refusals
-from inlay.card import Adapter, ModelCard, Stats
-from inlay.digest import Secret
-from inlay.engine.places import Place, Places
+from inlay.base.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
+from inlay.engine.slots import EngineSlot, EngineSlots
 from inlay.engine.vllm import capabilities, reasoning
 from inlay.engine.vllm.adapters import VllmAdapters
 from inlay.engine.vllm.cache_events import VllmCacheEvents
@@ -23,17 +27,13 @@ from inlay.engine.vllm.launching import shut_down
 from inlay.engine.vllm.loading import LoadedVllm, load
 from inlay.engine.vllm.request_tracker import VllmRequestTracker
 from inlay.engine.vllm.sampling import params_of
-from inlay.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InlayError,
-    InvalidRequestError,
-    OverloadedError,
-)
-from inlay.prompt import Tokens
-from inlay.request import Emit, Request
-from inlay.resuming import inexact
-from inlay.routing import KvEvent
+from inlay.messages import refusals
+from inlay.messages.card import Adapter, ModelCard, Stats
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Tokens
+from inlay.messages.request import Emit, Request
+from inlay.messages.resuming import non_resumable_features
+from inlay.messages.routing import KvEvent
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class VllmEngine:
         self._secret = secret
         self._loaded: LoadedVllm | None = None
         self._followers: dict[str, VllmRequestTracker] = {}
-        self._places = Places(1)
+        self._places = EngineSlots(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = count()
         self._failure: asyncio.Future[EngineError] | None = None
@@ -97,7 +97,7 @@ class VllmEngine:
             await self._events.close()
             raise
         loaded.watch_logits(self._corrupted)
-        self._places = Places(loaded.card.limits.max_num_seqs)
+        self._places = EngineSlots(loaded.card.limits.max_num_seqs)
         self._loaded = loaded
         self._handovers = Handovers(loaded.llm, loaded.tickets, self._adapters, self._spawn)
         try:
@@ -322,19 +322,21 @@ class VllmEngine:
             if not self._closing:
                 self._handovers.ended(follower)
 
-    def _enter(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> Place:
+    def _enter(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> EngineSlot:
         """Have a request wait for a place."""
 
         def preempt() -> None:
             follower.yielding = True
             self._take_out(loaded, follower)
 
-        resumable = not inexact(follower.request, loaded.card)
+        resumable = not non_resumable_features(follower.request, loaded.card)
         place = self._places.enter(follower, resumable=resumable, preempt=preempt)
         follower.place = place
         return place
 
-    async def _run(self, loaded: LoadedVllm, follower: VllmRequestTracker, place: Place) -> None:
+    async def _run(
+        self, loaded: LoadedVllm, follower: VllmRequestTracker, place: EngineSlot
+    ) -> None:
         """Have vLLM run a request until it has ended, or was preempted."""
         if place.num_preemptions:
             follower.request_id = self._id_for(follower.request)

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.ports import free_port
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import gives_tickets, transfer_config
-from inlay.errors import InvalidRequestError
 
 _NANS = "VLLM_COMPUTE_NANS_IN_LOGITS"
 _INVARIANT = "VLLM_BATCH_INVARIANT"

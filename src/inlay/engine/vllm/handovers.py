@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from inlay.base.errors import EngineError
 from inlay.engine.vllm.adapters import VllmAdapters
 from inlay.engine.vllm.request_tracker import VllmRequestTracker
 from inlay.engine.vllm.tickets import TO_KEEP, Ticket, TicketOffice
-from inlay.errors import EngineError
-from inlay.request import Request
+from inlay.messages.request import Request
 
 log = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.model_files import image_layout
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities
-from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
 from inlay.media.geometry import AnyResolution
 from inlay.media.spec import MediaSpec

@@ -8,8 +8,8 @@ from typing import Any
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.vllm.stats import Counters
-from inlay.errors import EngineError, InlayError, InvalidRequestError
 
 
 @contextmanager

@@ -25,7 +25,7 @@ _QUESTION = msgspec.msgpack.encode((b"get_meta_msg", 0, 0))
 """VLLM's question for the metadata of the first rank."""
 
 
-class Lease(NamedTuple):
+class KvLease(NamedTuple):
     """A lease of the blocks of a prompt.
 
     Attributes:
@@ -45,10 +45,10 @@ class Leases:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._reading: dict[str, Lease] = {}
-        self._asked: dict[str, tuple[Lease, zmq.Socket[bytes], float]] = {}
+        self._reading: dict[str, KvLease] = {}
+        self._asked: dict[str, tuple[KvLease, zmq.Socket[bytes], float]] = {}
 
-    def begin(self, request_id: str, lease: Lease) -> None:
+    def begin(self, request_id: str, lease: KvLease) -> None:
         """Note the lease of blocks that are about to be read."""
         self._reading[request_id] = lease
 

@@ -10,14 +10,13 @@ import msgspec
 import vllm
 from vllm.usage.usage_lib import UsageContext
 
-from inlay.card import Exactness, Limits, ModelCard
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InlayError
 from inlay.engine.admission import Admission, MaxModelLen
 from inlay.engine.grammar.counting import GrammarCounter
 from inlay.engine.kv_chain import NotedItem
 from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config, row_facts
-from inlay.engine.places import PROBES
 from inlay.engine.settings import EngineSettings
+from inlay.engine.slots import PROBES
 from inlay.engine.vllm import capabilities, environment, prompts, reasoning, thinking
 from inlay.engine.vllm.arguments import engine_args
 from inlay.engine.vllm.cache_events import VllmCacheEvents
@@ -36,9 +35,10 @@ from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.vllm.tickets import TicketOffice
 from inlay.engine.weights import directory_of, for_other_engines, weights_id
-from inlay.errors import EngineError, InlayError
 from inlay.media.spec import MediaSpec
-from inlay.request import Request, Task
+from inlay.messages.card import Exactness, Limits, ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.request import Request, Task
 from inlay.tensors.table import config_of
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.decoding import finished
 from inlay.engine.kv_chain import NotedItem
 from inlay.engine.native_media import (
@@ -39,11 +39,11 @@ from inlay.engine.native_media import (
     named_rows,
     parts_of,
 )
-from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.geometry import Layout
 from inlay.media.spec import MediaSpec, layout
-from inlay.prompt import Media, Rows, Tokens
-from inlay.request import Request
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Media, Rows, Tokens
+from inlay.messages.request import Request
 
 _IMAGE, _ROWS = "image", "prompt_embeds"
 """Modalities, by vLLM's names."""

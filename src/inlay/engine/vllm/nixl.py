@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlConnector as V
 from vllm.logger import init_logger
 from vllm.utils.network_utils import make_zmq_path
 
-from inlay.engine.vllm.leases import Lease, Leases
+from inlay.engine.vllm.leases import KvLease, Leases
 
 log = init_logger(__name__)
 
@@ -42,7 +42,7 @@ class NixlConnector(VllmNixlConnector):  # type: ignore[misc]
             address = make_zmq_path("tcp", remote.host, remote.port)
             until = remote.blocks_expiry_time or 0.0
             if meta.awaiting_kvs:
-                self._leases.begin(request_id, Lease(remote.engine_id, address, until))
+                self._leases.begin(request_id, KvLease(remote.engine_id, address, until))
         super().start_load_kv(forward_context, **kwargs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:

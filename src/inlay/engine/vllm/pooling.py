@@ -17,8 +17,7 @@ from transformers import AutoConfig
 from vllm.pooling_params import PoolingParams
 from vllm.usage.usage_lib import UsageContext
 
-from inlay.card import EmbeddingCard, Limits, ModelCard
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.embedding.config import EmbeddingConfig, PoolingMode
 from inlay.engine.embed import facts
 from inlay.engine.embed.families import FAMILIES
@@ -32,9 +31,10 @@ from inlay.engine.vllm.launching import launch, refused, shut_down
 from inlay.engine.vllm.prompts import engine_input
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of, for_other_engines
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Prompt, Tokens
-from inlay.request import Task
+from inlay.messages.card import EmbeddingCard, Limits, ModelCard
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Prompt, Tokens
+from inlay.messages.request import Task
 from inlay.tensors.table import config_of
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from vllm.inputs.engine import embeds_input, tokens_input
 
-from inlay.prompt import Prompt, Rows, Tokens
-from inlay.request import Request
+from inlay.messages.prompt import Prompt, Rows, Tokens
+from inlay.messages.request import Request
 
 
 def input_of(request: Request, placeholder: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.reasoning import ReasoningParser, ReasoningParserManager
 
-from inlay.request import Request
+from inlay.messages.request import Request
 
 NAME = "inlay"
 _NO_TEXTS = "inlay's frontend reads what outputs say; this parser only finds where grammars begin"

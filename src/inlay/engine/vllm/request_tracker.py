@@ -9,7 +9,14 @@ from typing import Any
 
 from inlay.engine.request_tracker import RequestTracker
 from inlay.engine.vllm.tickets import Ticket
-from inlay.request import Emit, FinishReason, Payload, PromptLogprobs, Request, TokenLogprobs
+from inlay.messages.request import (
+    Emit,
+    FinishReason,
+    Payload,
+    PromptLogprobs,
+    Request,
+    TokenLogprobs,
+)
 
 
 class VllmRequestTracker(RequestTracker):

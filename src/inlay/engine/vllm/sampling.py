@@ -6,9 +6,9 @@ from typing import Any
 from blake3 import blake3
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from inlay.errors import InvalidRequestError
-from inlay.fields import FOR_VLLM
-from inlay.request import Grammar, GrammarKind, Request
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.fields import FOR_VLLM
+from inlay.messages.request import Grammar, GrammarKind, Request
 
 KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
 """The kinds of grammar vLLM holds an output to."""

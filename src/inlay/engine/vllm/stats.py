@@ -4,8 +4,8 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from inlay.card import Stats
-from inlay.engine.places import Places
+from inlay.engine.slots import EngineSlots
+from inlay.messages.card import Stats
 
 
 class Counters(StatLoggerBase):  # type: ignore[misc]
@@ -55,7 +55,7 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
             self._generated += iteration_stats.num_generation_tokens
             self._preemptions += iteration_stats.num_preempted_reqs
 
-    def stats(self, places: Places, *, idle: bool, num_blocks: int) -> Stats:
+    def stats(self, places: EngineSlots, *, idle: bool, num_blocks: int) -> Stats:
         """The sums now.
 
         Args:

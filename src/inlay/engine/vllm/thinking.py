@@ -5,10 +5,10 @@ from typing import Any
 
 from vllm.config.reasoning import ReasoningConfig
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.request import Request
 from inlay.render import Renderer
 from inlay.render.formats import REASONING_FORMS, ReasoningForm, reasoning_form_of
-from inlay.request import Request
 
 PARAM = "thinking_token_budget"
 

@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import msgspec
 from blake3 import blake3
 
-from inlay.card import ModelCard
-from inlay.digest import Secret, prompt_digest, root_digest
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Buffer
-from inlay.request import PORTS, Payload, Request, Task
+from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Secret, prompt_digest, root_digest
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import PORTS, Payload, Request, Task
 
 LEASE_SECONDS = 30
 """Seconds for which vLLM keeps blocks for a decode worker; one whose vLLM has the request and waits

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 from vllm_omni.platforms import current_omni_platform
 from vllm_omni.utils.tracking_parser import TrackingArgumentParser
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
 
 _SAME = ("max_num_seqs", "enforce_eager", "enable_sleep_mode")
 """Settings that both have by the same name; vLLM-Omni's own default holds for those not given."""

@@ -12,20 +12,20 @@ from typing import Any
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.errors import OmniClientError
 
-from inlay.card import ModelCard, Stats
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.engine.diffusers.checks import inputs_of
-from inlay.engine.diffusers.job import Job
-from inlay.engine.diffusers.painter import image_file
+from inlay.engine.diffusers.image_pipeline import image_file
+from inlay.engine.diffusers.job import ImageJob
 from inlay.engine.diffusers.probing import probe_request
 from inlay.engine.jobs import Jobs
 from inlay.engine.probe import last_output, probe_failed
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm_omni.loading import LoadedOmni, load
 from inlay.engine.vllm_omni.prompts import check_lengths, prompt_of, sampling_of
-from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
-from inlay.prompt import Buffer
-from inlay.request import Diffusion, Emit, Output, Payload, Request
+from inlay.messages.card import ModelCard, Stats
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Diffusion, Emit, Output, Payload, Request
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ class VllmOmniEngine:
         self._settings = settings
         self._secret = secret
         self._loaded: LoadedOmni | None = None
-        self._jobs: Jobs[Job] = Jobs(settings.max_num_seqs, "the images were done")
+        self._jobs: Jobs[ImageJob] = Jobs(settings.max_num_seqs, "the images were done")
         self._files = ThreadPoolExecutor(1, "inlay-image-files")
-        self._tasks: dict[Job, asyncio.Task[None]] = {}
+        self._tasks: dict[ImageJob, asyncio.Task[None]] = {}
         self._helpers: list[asyncio.Task[None]] = []
         self._failure: asyncio.Future[EngineError] | None = None
         self._closing = self._asleep = False
@@ -139,11 +139,11 @@ class VllmOmniEngine:
     def _admit(
         self, request: Request, params: Diffusion, inputs: dict[str, Payload], emit: Emit
     ) -> None:
-        job = Job(request, params, inputs, lambda output: self._emit(emit, job, output))
+        job = ImageJob(request, params, inputs, lambda output: self._emit(emit, job, output))
         self._jobs.add(job)
         self._jobs.enqueue(job)
 
-    def _emit(self, emit: Emit, job: Job, output: Output) -> None:
+    def _emit(self, emit: Emit, job: ImageJob, output: Output) -> None:
         """Emit an output; with the last one vLLM-Omni is to know that the request has ended."""
         task = self._tasks.get(job)
         if task not in (None, asyncio.current_task()) and output.finish_reason is not None:
@@ -252,7 +252,7 @@ class VllmOmniEngine:
             jobs.work.clear()
             await jobs.work.wait()
 
-    async def _run(self, loaded: LoadedOmni, job: Job) -> None:
+    async def _run(self, loaded: LoadedOmni, job: ImageJob) -> None:
         began = time.monotonic()
         try:
             payloads = await self._paint(loaded, job)
@@ -262,7 +262,7 @@ class VllmOmniEngine:
         finally:
             self._busy += time.monotonic() - began
 
-    def _leave(self, job: Job, _: object) -> None:
+    def _leave(self, job: ImageJob, _: object) -> None:
         """Give the place of a request back."""
         self._jobs.leave(job)
         del self._tasks[job]
@@ -274,7 +274,7 @@ class VllmOmniEngine:
         self._made += made
         return made
 
-    async def _paint(self, loaded: LoadedOmni, job: Job) -> list[Payload]:
+    async def _paint(self, loaded: LoadedOmni, job: ImageJob) -> list[Payload]:
         """Return the files of a request's images.
 
         Raises:
@@ -311,7 +311,7 @@ class VllmOmniEngine:
     async def _off_loop(self, call: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._files, call, *arguments)
 
-    def _error_of(self, error: Exception, job: Job) -> InlayError:
+    def _error_of(self, error: Exception, job: ImageJob) -> InlayError:
         """Return the error that a failure of vLLM-Omni is to the caller."""
         if isinstance(error, InlayError):
             return error

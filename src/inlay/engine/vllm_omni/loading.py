@@ -10,17 +10,17 @@ import torch
 from vllm_omni import AsyncOmni
 from vllm_omni.diffusion.data import uses_diffusers_adapter
 
-from inlay.card import ModelCard
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.diffusers.checks import Bounds
 from inlay.engine.diffusers.facts import Facts, read_configs, read_index
-from inlay.engine.diffusers.families import FAMILIES, Family
+from inlay.engine.diffusers.families import FAMILIES, DiffusionFamily
 from inlay.engine.diffusers.loading import FILES, identity, read, stored_dtype
 from inlay.engine.diffusers.model_card import Described, bounds_of, card_of
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm_omni.arguments import omni_arguments
 from inlay.engine.weights import directory_of
-from inlay.errors import EngineError, InlayError, InvalidRequestError
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Secret
 from inlay.tensors.weight_files import convertible, find_weights
 
 _TAKES_EMBEDS = ("FluxPipeline", "QwenImagePipeline")
@@ -52,7 +52,7 @@ class LoadedOmni:
     bounds: Bounds
     card: ModelCard
     pipeline: str
-    family: Family | None
+    family: DiffusionFamily | None
     default: Any
     places: int
     dtype: torch.dtype
@@ -186,7 +186,7 @@ def _facts(name: str, directory: Path, components: Mapping[str, str], default: A
 
 def _family(
     name: str, directory: Path, components: Mapping[str, str], facts: Facts
-) -> Family | None:
+) -> DiffusionFamily | None:
     family = FAMILIES.get(name)
     if family is None:
         return None

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-from inlay.engine.diffusers.families import Family
-from inlay.engine.diffusers.painter import EMBEDS, NEGATIVE, check_length, tensor_of
-from inlay.request import Diffusion, Payload
+from inlay.engine.diffusers.families import DiffusionFamily
+from inlay.engine.diffusers.image_pipeline import EMBEDS, NEGATIVE, check_length, tensor_of
+from inlay.messages.request import Diffusion, Payload
 
 _LENGTHS = ("prompt_embeds", f"{NEGATIVE}prompt_embeds")
 """Tensors of as many positions as their prompt, which go with a mask of them."""
@@ -35,7 +35,7 @@ def prompt_of(
     return prompt
 
 
-def check_lengths(family: Family, params: Diffusion, inputs: Mapping[str, Payload]) -> int:
+def check_lengths(family: DiffusionFamily, params: Diffusion, inputs: Mapping[str, Payload]) -> int:
     """Return the positions of the prompt. Raises `InvalidRequestError` for a text too long."""
     if params.negative is not None:
         check_length(family, params.negative, "negative_prompt")

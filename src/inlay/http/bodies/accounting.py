@@ -12,13 +12,18 @@ from threading import Condition, Lock
 
 import msgspec
 
-from inlay.card import EMBEDS_OFF, ModelCard
-from inlay.errors import BodyTooLargeError, InvalidRequestError, OverloadedError, RateLimitedError
+from inlay.base.errors import (
+    BodyTooLargeError,
+    InvalidRequestError,
+    OverloadedError,
+    RateLimitedError,
+)
+from inlay.base.pace import check_wanted, yield_gil
 from inlay.http.bodies.structure import Counts, check_structure, count
 from inlay.http.callers.clients import RETRY_AFTER, Client, default_share
 from inlay.http.settings import AUTO, MIB, FrontendSettings
-from inlay.pace import check_wanted, yield_gil
-from inlay.prompt import DTYPE_SIZES, Media, Prompt, Rows
+from inlay.messages.card import EMBEDS_OFF, ModelCard
+from inlay.messages.prompt import DTYPE_SIZES, Media, Prompt, Rows
 from inlay.tensors import ReadLimits
 
 OVERHEAD_BYTES = 64 * 1024

@@ -24,12 +24,12 @@ from typing import Generic, TypeVar
 import msgspec
 import pybase64
 
-from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.base.errors import EmbeddingsError, InvalidRequestError
+from inlay.base.pace import yield_gil
 from inlay.http.bodies.accounting import RequestMemory
 from inlay.http.bodies.memory import Memory, Room, private
 from inlay.http.errors import from_parser
-from inlay.pace import yield_gil
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.tensors import ReadLimits, check_size
 
 RUN = 64 * 1024

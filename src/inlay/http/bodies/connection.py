@@ -13,7 +13,7 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
 from inlay.http.asgi import Message, Send
 from inlay.http.errors import ClientGone
 
@@ -27,7 +27,7 @@ _IN_A_ROW = 1 << 20
 """Bytes of one body after which others are served: libuv would read 32 times in a row."""
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """uvicorn's connection, with an `Exchange` in its scopes.
 
     Attributes:
@@ -106,7 +106,7 @@ class Exchange:
 
     __slots__ = ("_connection", "_cycle")
 
-    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+    def __init__(self, connection: HttpConnection, cycle: RequestResponseCycle) -> None:
         self._connection = connection
         self._cycle = cycle
 
@@ -250,7 +250,7 @@ class _Filling(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: HttpConnection,
         size: int,
         position: int,
         space: Callable[[int], memoryview],

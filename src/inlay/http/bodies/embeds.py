@@ -10,15 +10,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from inlay.card import EMBEDS_OFF, ModelCard
-from inlay.digest import Secret, row_digests
-from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
+from inlay.base.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.http.bodies.accounting import EmbedsLimits
 from inlay.http.bodies.media import MediaItems, MediaSource, is_own
 from inlay.http.errors import HOW_TO_SEND
 from inlay.http.metrics.requests import Metrics
 from inlay.http.quoting import shown_at
-from inlay.prompt import DTYPE_SIZES, Buffer, Rows, Segment
+from inlay.messages.card import EMBEDS_OFF, ModelCard
+from inlay.messages.digest import Secret, row_digests
+from inlay.messages.prompt import DTYPE_SIZES, Buffer, Rows, Segment
 from inlay.store import Target
 from inlay.tensors import Tensor, prompts_of, read, to_rows
 from inlay.tensors.tensor import quoted

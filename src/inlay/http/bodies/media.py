@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from inlay.card import ModelCard
-from inlay.digest import Secret, row_digests
-from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.base.errors import EmbeddingsError, InvalidRequestError
 from inlay.http.bodies.accounting import EmbedsLimits
 from inlay.media.data_url import (
     data_url_body,
@@ -26,7 +24,9 @@ from inlay.media.fetch import Fetcher
 from inlay.media.items import Item, audio_item, image_item, video_item
 from inlay.media.spec import KINDS, Detail, Kind, MediaSpec
 from inlay.media.video import Encode
-from inlay.prompt import DTYPE_SIZES, Buffer, Media, Rows, Segment
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Secret, row_digests
+from inlay.messages.prompt import DTYPE_SIZES, Buffer, Media, Rows, Segment
 from inlay.tensors import read
 
 _AT_A_TIME = 8

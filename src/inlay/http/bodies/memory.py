@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 
 _FIRST = 64 * 1024
 

@@ -9,9 +9,9 @@ meaning: no preamble, no epilogue, no white space after a boundary, no transfer 
 import re
 from enum import Enum, auto
 
-from inlay.errors import BodyTooLargeError, InvalidRequestError
+from inlay.base.errors import BodyTooLargeError, InvalidRequestError
 from inlay.http.bodies.memory import Memory, Room, private
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.tensors import ReadLimits, check_size
 from inlay.tensors.tensor import quoted
 

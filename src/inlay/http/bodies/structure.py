@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inlay.errors import InvalidRequestError
-from inlay.pace import yield_gil
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import yield_gil
 
 MAX_CONTAINERS = 100_000
 """Maximum objects and arrays in one body."""

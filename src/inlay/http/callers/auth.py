@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inlay.errors import (
+from inlay.base.errors import (
     AuthenticationError,
     InlayError,
     InvalidRequestError,

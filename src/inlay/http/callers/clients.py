@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 
-from inlay.errors import RateLimitedError
+from inlay.base.errors import RateLimitedError
 from inlay.http.callers.auth import Caller
 from inlay.http.callers.keys import ClientLimits
 from inlay.http.settings import FrontendSettings

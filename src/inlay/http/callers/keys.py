@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 MAX_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a key file."""

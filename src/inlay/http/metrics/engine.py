@@ -7,10 +7,10 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inlay.card import Stats
-from inlay.commands import ReadStats
-from inlay.errors import InlayError
-from inlay.single_flight import Paced
+from inlay.base.errors import InlayError
+from inlay.base.single_flight import Paced
+from inlay.messages.card import Stats
+from inlay.messages.commands import ReadStats
 from inlay.transport.api import Worker
 
 PACE = 0.5

@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from inlay import liveness
-from inlay.card import ModelCard
-from inlay.errors import ErrorBody
+from inlay.base import liveness
+from inlay.base.errors import ErrorBody
+from inlay.messages.card import ModelCard
 from inlay.transport.api import Silences, Worker
 
 State = Literal["ok", "unprobed", "asleep", "failing", "silent"]

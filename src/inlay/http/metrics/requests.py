@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from inlay.errors import EmbeddingsError, InlayError
+from inlay.base.errors import EmbeddingsError, InlayError
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 

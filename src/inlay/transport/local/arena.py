@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 
 ALIGNMENT = 4096
 
@@ -81,12 +81,12 @@ class Arena:
         self._view = memoryview(self._map)
         self._free: list[tuple[int, int]] = [(0, size)]
         self._placed: dict[int, _Placement] = {}
-        self._unheld: OrderedDict[int, None] = OrderedDict()
+        self._idle: OrderedDict[int, None] = OrderedDict()
         self._offset_of: dict[int, int] = {}
         self._forgotten: list[int] = []
         self.reserved_bytes = 0
 
-    def place(self, buffer: Buffer) -> int | None:
+    def put(self, buffer: Buffer) -> int | None:
         """Put `buffer` into the arena and return its offset, or None when there is no room.
 
         A buffer (the same object) that is already there is not copied again. Each `place` needs its
@@ -96,9 +96,9 @@ class Arena:
         known = self._known(buffer)
         if known is not None:
             known.holders += 1
-            self._unheld.pop(known.offset, None)
+            self._idle.pop(known.offset, None)
             return known.offset
-        within = self._within(buffer)
+        within = self._offset_of_view(buffer)
         if within is not None:
             return within
         length = -(-len(buffer) // ALIGNMENT) * ALIGNMENT
@@ -147,7 +147,7 @@ class Arena:
         # to this one.
         return known if known is not None and known.owner() is owner else None
 
-    def _within(self, buffer: Buffer) -> int | None:
+    def _offset_of_view(self, buffer: Buffer) -> int | None:
         """Offset of a buffer that was written in place.
 
         None of any other, and where its elements would not be aligned.
@@ -172,7 +172,7 @@ class Arena:
         if placement.owner() is None:
             self._release(placement.offset)
         elif not placement.written_in_place:
-            self._unheld[offset] = None
+            self._idle[offset] = None
 
     def _take(self, length: int) -> int | None:
         while True:
@@ -182,9 +182,9 @@ class Arena:
                 if room > length:
                     self._free.insert(index, (offset + length, room - length))
                 return offset
-            if not self._unheld:
+            if not self._idle:
                 return None
-            self._release(next(iter(self._unheld)))
+            self._release(next(iter(self._idle)))
 
     def _drop_forgotten(self) -> None:
         """Release memory of buffers that no longer exist, unless the other end still reads it."""
@@ -196,7 +196,7 @@ class Arena:
 
     def _release(self, offset: int) -> None:
         placement = self._placed.pop(offset)
-        self._unheld.pop(offset, None)
+        self._idle.pop(offset, None)
         if placement.written_in_place:
             self.reserved_bytes -= placement.length
         if self._offset_of.get(placement.key) == offset:

@@ -13,7 +13,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.transport import frames
 from inlay.transport.local.arena import Arena
 
@@ -26,7 +26,7 @@ _place = struct.Struct("<?QQ")
 T = TypeVar("T")
 
 
-class Channel(Generic[T]):
+class LocalTransport(Generic[T]):
     """One end of a connection between two processes that trust each other.
 
     Not safe for concurrent receivers; `send` never blocks and frames leave in order.
@@ -50,7 +50,7 @@ class Channel(Generic[T]):
     @classmethod
     async def open(
         cls, sock: socket.socket, arena: Arena, hears: Any, *, sends_shared: bool
-    ) -> "Channel[T]":
+    ) -> "LocalTransport[T]":
         """A channel over a connected socket.
 
         Args:
@@ -70,7 +70,7 @@ class Channel(Generic[T]):
         inline: list[Buffer] = []
         for buffer in buffers:
             offset = (
-                self.arena.place(buffer)
+                self.arena.put(buffer)
                 if self._sends_shared and len(buffer) >= SHARED_FROM
                 else None
             )
@@ -103,10 +103,10 @@ class Channel(Generic[T]):
         """Return memory of which a buffer in a message is not copied; None where there is none."""
         return self.arena.reserve(num_bytes)
 
-    def lend(self, num_bytes: int) -> None:
+    def reserve_reply(self, num_bytes: int) -> None:
         """Return None: the worker of a frontend gives no answers that are so large."""
 
-    def borrowed(self, place: object) -> memoryview:
+    def reply_memory(self, place: object) -> memoryview:
         """Raise `ValueError`: nothing is lent."""
         raise ValueError("memory is said to be lent, and cannot be")
 

@@ -4,30 +4,30 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
-from inlay.transport.api import Carrier
-from inlay.transport.link import Link, SettleWith
+from inlay.transport.api import FrameTransport
+from inlay.transport.link import PeerLink, SettleWith
 from inlay.transport.messages import FromWorker
 
 
 class LocalPlane:
     """`inlay.transport.api.Plane` to this machine's worker processes, which come and go.
 
-    `settle` as `Link`'s.
+    `settle` as `PeerLink`'s.
     """
 
     def __init__(
-        self, channels: Iterable[Carrier[FromWorker]] = (), settle: SettleWith | None = None
+        self, channels: Iterable[FrameTransport[FromWorker]] = (), settle: SettleWith | None = None
     ) -> None:
         self._settle = settle
         self._changed = asyncio.Event()
         self._numbers = count()
         self._links = [self._link(channel) for channel in channels]
-        self._tasks: dict[Link, asyncio.Task[None]] = {}
-        self._asking: dict[Link, asyncio.Task[None]] = {}
+        self._tasks: dict[PeerLink, asyncio.Task[None]] = {}
+        self._asking: dict[PeerLink, asyncio.Task[None]] = {}
         self._missing: dict[str, str] = {}
 
-    def _link(self, channel: Carrier[FromWorker]) -> Link:
-        return Link(f"local-{next(self._numbers)}", channel, self._tell, settle=self._settle)
+    def _link(self, channel: FrameTransport[FromWorker]) -> PeerLink:
+        return PeerLink(f"local-{next(self._numbers)}", channel, self._tell, settle=self._settle)
 
     def _tell(self) -> None:
         self._changed.set()
@@ -38,18 +38,18 @@ class LocalPlane:
         for link in self._links:
             self._listen(link)
 
-    def _listen(self, link: Link) -> None:
+    def _listen(self, link: PeerLink) -> None:
         self._tasks[link] = asyncio.create_task(link.run())
         self._asking[link] = asyncio.create_task(link.ask_on())
 
-    def add(self, channel: Carrier[FromWorker]) -> Link:
+    def add(self, channel: FrameTransport[FromWorker]) -> PeerLink:
         """Listen to one more worker, of the plane until it is removed."""
         link = self._link(channel)
         self._links.append(link)
         self._listen(link)
         return link
 
-    async def remove(self, link: Link) -> None:
+    async def remove(self, link: PeerLink) -> None:
         """Disconnect from a worker and forget it."""
         link.close()
         self._asking.pop(link).cancel()
@@ -65,7 +65,7 @@ class LocalPlane:
         for link in tuple(self._links):
             await link.wait_ready()
 
-    def workers(self) -> Sequence[Link]:
+    def workers(self) -> Sequence[PeerLink]:
         """The workers that are ready now."""
         return [link for link in self._links if link.ready]
 

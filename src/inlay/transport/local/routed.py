@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from functools import partial
 
-from inlay.errors import OverloadedError
-from inlay.routing import FrontendLoad, KvEvents, KvSnapshot
-from inlay.transport.link import GONE, Link
+from inlay.base.errors import OverloadedError
+from inlay.messages.routing import FrontendLoad, KvEvents, KvSnapshot
+from inlay.transport.link import GONE, PeerLink
 from inlay.transport.local.plane import LocalPlane
 
 
 class RoutedPlane(LocalPlane):
-    """`LocalPlane`, and `inlay.routing.RoutingFeed`.
+    """`LocalPlane`, and `inlay.messages.routing.RoutingFeed`.
 
     There is no other frontend to tell of its load.
     """
@@ -18,7 +18,7 @@ class RoutedPlane(LocalPlane):
     def __init__(self) -> None:
         super().__init__()
         self._events: Callable[[str, KvEvents], None] | None = None
-        self._watched: set[Link] = set()
+        self._watched: set[PeerLink] = set()
 
     def listen(
         self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]

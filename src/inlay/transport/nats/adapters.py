@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from inlay.commands import LoadAdapter
-from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.base.errors import InvalidRequestError, OverloadedError
+from inlay.messages.commands import LoadAdapter
 from inlay.transport.nats.facts import TRIES, read, write
 from inlay.transport.nats.member import Member
 

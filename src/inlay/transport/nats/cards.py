@@ -11,11 +11,11 @@ from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig
 from nats.js.kv import KeyValue
 
-from inlay import liveness
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.base import liveness
+from inlay.base.errors import InvalidRequestError, OverloadedError
+from inlay.messages.card import ModelCard
 from inlay.transport.nats.client import cancellable
-from inlay.transport.nats.connection import Connection
+from inlay.transport.nats.connection import NatsConnection
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ NO_STORAGE = (
 
 
 async def bucket(
-    connection: Connection, name: str, *, replicas: int, seconds: float | None
+    connection: NatsConnection, name: str, *, replicas: int, seconds: float | None
 ) -> KeyValue:
     """The bucket called `name`, made when there is none.
 
@@ -63,7 +63,7 @@ async def bucket(
 
 
 async def storage(
-    connection: Connection, name: str, find: Callable[[JetStreamContext], Awaitable[T]]
+    connection: NatsConnection, name: str, find: Callable[[JetStreamContext], Awaitable[T]]
 ) -> T:
     """Return what `find` finds or makes in the server's storage, once that is ready.
 

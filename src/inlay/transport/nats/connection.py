@@ -12,8 +12,8 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from inlay import liveness
-from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.base import liveness
+from inlay.base.errors import InvalidRequestError, OverloadedError
 from inlay.transport.nats.client import NatsClient
 from inlay.transport.nats.settings import NatsSettings
 
@@ -37,7 +37,7 @@ _AUTHORIZATION = "authorization violation"
 _SUBSCRIPTION_BYTES = 256 * 1024 * 1024
 
 
-class Connection:
+class NatsConnection:
     """A client of NATS that publishes without waiting and knows since when it has been connected.
 
     What is published while there is no connection is dropped: whoever needs an answer asks again.
@@ -144,7 +144,7 @@ class Connection:
 
     @property
     def since(self) -> float | None:
-        """Time of `inlay.liveness` at which it was established; None while there is none."""
+        """Time of `inlay.base.liveness` at which it was established; None while there is none."""
         return self._since if self.connected else None
 
     @property

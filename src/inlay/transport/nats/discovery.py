@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import msgspec
 from nats.aio.msg import Msg
 
-from inlay import liveness
-from inlay.card import PROTOCOL, ModelCard, Stats
-from inlay.errors import InlayError
+from inlay.base import liveness
+from inlay.base.errors import InlayError
+from inlay.messages.card import PROTOCOL, ModelCard, Stats
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.messages import OLDEST, Beat
 from inlay.transport.nats.subjects import last_token
@@ -37,7 +37,7 @@ class FleetWorker:
         beat: its last heartbeat.
         revision: of `card`.
         card: its last card that was read.
-        heard: time of the last heartbeat (`inlay.liveness`).
+        heard: time of the last heartbeat (`inlay.base.liveness`).
     """
 
     participant: str

@@ -4,7 +4,7 @@ import nats.errors
 import nats.js.errors
 from nats.js.kv import KeyValue
 
-from inlay.errors import OverloadedError
+from inlay.base.errors import OverloadedError
 
 TRIES = 3
 """Attempts to change a value that others change at the same time."""

@@ -9,28 +9,28 @@ from dataclasses import dataclass
 import msgspec
 from nats.aio.msg import Msg
 
-from inlay import liveness
-from inlay.card import PROTOCOL, ModelCard
-from inlay.commands import LoadAdapter
-from inlay.digest import Secret
-from inlay.errors import (
+from inlay.base import liveness
+from inlay.base.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
 )
-from inlay.routing import FrontendLoad, KvEvents, KvSnapshot
-from inlay.transport.api import Carrier, Worker
-from inlay.transport.link import GONE, Link
+from inlay.messages.card import PROTOCOL, ModelCard
+from inlay.messages.commands import LoadAdapter
+from inlay.messages.digest import Secret
+from inlay.messages.routing import FrontendLoad, KvEvents, KvSnapshot
+from inlay.transport.api import FrameTransport, Worker
+from inlay.transport.link import GONE, PeerLink
 from inlay.transport.listener import dial
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.messages import FromWorker
 from inlay.transport.nats.adapters import AdapterRecord, RecordedAdapter
 from inlay.transport.nats.discovery import Discovery, FleetWorker
 from inlay.transport.nats.member import Member
-from inlay.transport.nats.messages import CacheEvents, Invitation
+from inlay.transport.nats.messages import CacheEvents, DialRequest
 from inlay.transport.nats.subjects import last_token
-from inlay.transport.reception import Reception
+from inlay.transport.reverse_dial import ReverseDial
 from inlay.transport.tls import Identity
 
 log = logging.getLogger(__name__)
@@ -64,13 +64,13 @@ class _Connected:
 
     participant: str
     keeping: "asyncio.Task[None] | None" = None
-    link: Link | None = None
+    link: PeerLink | None = None
     wanted: bool = True
     dialled: int = 0
 
 
 class NatsPlane:
-    """`inlay.transport.api.Plane` and `inlay.routing.RoutingFeed` of a fleet.
+    """`inlay.transport.api.Plane` and `inlay.messages.routing.RoutingFeed` of a fleet.
 
     A request goes to its worker's engine process over a direct connection. NATS carries what
     workers announce and what routers tell each other; while it is down requests go on.
@@ -93,7 +93,7 @@ class NatsPlane:
         self._member = member
         self._secret = secret
         self._memory = ReceiveMemory(RECEIVE_BYTES)
-        self._reception = None if identity is None else Reception(secret, self._memory, identity)
+        self._reception = None if identity is None else ReverseDial(secret, self._memory, identity)
         self._discovery = Discovery(
             member,
             secret_fingerprint=secret.fingerprint,
@@ -118,7 +118,7 @@ class NatsPlane:
             await self._subscribe_feed()
 
     async def listen_for_workers(self, host: str, bind: str, port: int) -> None:
-        """Listen for workers that dial; as `Reception.open`."""
+        """Listen for workers that dial; as `ReverseDial.open`."""
         if self._reception is None:
             raise InvalidRequestError("this frontend has no certificate to listen with")
         await self._reception.open(host, bind, port)
@@ -197,7 +197,7 @@ class NatsPlane:
 
     # Connections.
 
-    def _link(self, worker: FleetWorker) -> Link | None:
+    def _link(self, worker: FleetWorker) -> PeerLink | None:
         found = self._connected.get(worker.id)
         return None if found is None else found.link
 
@@ -254,7 +254,7 @@ class NatsPlane:
         name = f"{id_}.{connected.dialled}" if connected.dialled else id_
         scope = f"@{secrets.token_hex(4)}"
         connected.dialled += 1
-        link = connected.link = Link(name, carrier, self._tell, scope=scope)
+        link = connected.link = PeerLink(name, carrier, self._tell, scope=scope)
         self._discovery.set_unavailable(worker.participant, None)
         try:
             await link.run()
@@ -263,7 +263,7 @@ class NatsPlane:
             carrier.close()
             self._tell()
 
-    async def _carrier(self, worker: FleetWorker) -> Carrier[FromWorker]:
+    async def _carrier(self, worker: FleetWorker) -> FrameTransport[FromWorker]:
         """Dial a worker, or have it dial. Raises `OverloadedError` if there is no connection."""
         if worker.card.address is not None:
             return await dial(worker.card.address, self._secret, FromWorker, self._memory)
@@ -276,11 +276,11 @@ class NatsPlane:
         subject = self._member.subjects.invitations(worker.participant)
         return await self._reception.call(
             lambda address, token: self._member.control.publish(
-                subject, _encode(Invitation(address, token))
+                subject, _encode(DialRequest(address, token))
             )
         )
 
-    # `inlay.routing.RoutingFeed`.
+    # `inlay.messages.routing.RoutingFeed`.
 
     def listen(
         self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]

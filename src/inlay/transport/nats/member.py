@@ -8,10 +8,10 @@ from typing import Literal
 
 from nats.js.kv import KeyValue
 
-from inlay.digest import Secret
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
+from inlay.messages.digest import Secret
 from inlay.transport.nats.cards import CARD_SECONDS, Cards, bucket
-from inlay.transport.nats.connection import Connection
+from inlay.transport.nats.connection import NatsConnection
 from inlay.transport.nats.secret import Kept, agree, recorded, uphold
 from inlay.transport.nats.settings import NatsSettings
 from inlay.transport.nats.subjects import Subjects, participant_id
@@ -36,13 +36,15 @@ class Member:
         cards: the workers' cards.
     """
 
-    def __init__(self, id_: str, settings: NatsSettings, control: Connection, cards: Cards) -> None:
+    def __init__(
+        self, id_: str, settings: NatsSettings, control: NatsConnection, cards: Cards
+    ) -> None:
         self.id = id_
         self._settings = settings
         self.subjects = Subjects(settings.namespace)
         self.control = control
         self.cards = cards
-        self._further: list[Connection] = []
+        self._further: list[NatsConnection] = []
         self._keeps: list[Callable[[], Awaitable[object]]] = [self._cards_bucket]
         self._keeping: asyncio.Task[None] | None = None
         self._stranger: str | None = None
@@ -59,7 +61,7 @@ class Member:
         id_ = participant_id(kind)
         subjects = Subjects(settings.namespace)
         async with AsyncExitStack() as undo:
-            control = Connection(settings, id_)
+            control = NatsConnection(settings, id_)
             await control.open()
             undo.push_async_callback(control.close)
             cards = await _cards(control, subjects, settings)
@@ -136,9 +138,9 @@ class Member:
                     log.warning("%s", error.message)
                     said = error.message
 
-    async def connect(self, purpose: str) -> Connection:
+    async def connect(self, purpose: str) -> NatsConnection:
         """Open a further connection, closed when the member leaves. Raises as `join`."""
-        connection = Connection(self._settings, f"{self.id}-{purpose}")
+        connection = NatsConnection(self._settings, f"{self.id}-{purpose}")
         await connection.open()
         self._further.append(connection)
         return connection
@@ -152,7 +154,7 @@ class Member:
             await connection.close()
 
 
-async def _cards(control: Connection, subjects: Subjects, settings: NatsSettings) -> KeyValue:
+async def _cards(control: NatsConnection, subjects: Subjects, settings: NatsSettings) -> KeyValue:
     return await bucket(
         control, subjects.cards, replicas=settings.nats_replicas, seconds=CARD_SECONDS
     )

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from inlay.card import PROTOCOL, Address, Stats
-from inlay.routing import KvEvents
+from inlay.messages.card import PROTOCOL, Address, Stats
+from inlay.messages.routing import KvEvents
 
 
 class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
@@ -13,7 +13,7 @@ class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
     events: KvEvents
 
 
-class Invitation(msgspec.Struct, frozen=True, array_like=True):
+class DialRequest(msgspec.Struct, frozen=True, array_like=True):
     """A frontend's address, and the token to say there, for a worker that dials."""
 
     address: Address

@@ -6,8 +6,8 @@ import time
 import msgspec
 from nats.aio.msg import Msg
 
-from inlay.card import ModelCard
-from inlay.errors import OverloadedError
+from inlay.base.errors import OverloadedError
+from inlay.messages.card import ModelCard
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.messages import Beat
 from inlay.transport.nats.subjects import last_token

@@ -29,11 +29,11 @@ from nats.js import JetStreamContext
 from nats.js.api import Header, ObjectStoreConfig
 from nats.js.kv import KV_OP, KV_PURGE, MSG_ROLLUP_SUBJECT, KeyValue
 
-from inlay import liveness
-from inlay.errors import OverloadedError
+from inlay.base import liveness
+from inlay.base.errors import OverloadedError
 from inlay.transport.nats.cards import bucket, storage
 from inlay.transport.nats.client import cancellable
-from inlay.transport.nats.connection import Connection
+from inlay.transport.nats.connection import NatsConnection
 from inlay.transport.nats.member import Member
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class NatsPrompts:
     """
 
     def __init__(
-        self, control: Connection, bulk: Connection, records: KeyValue, name: str, told: str
+        self, control: NatsConnection, bulk: NatsConnection, records: KeyValue, name: str, told: str
     ) -> None:
         self._control = control
         self._bulk = bulk

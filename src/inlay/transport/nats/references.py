@@ -10,8 +10,8 @@ import logging
 
 from blake3 import blake3
 
-from inlay.digest import Secret
-from inlay.errors import InlayError, OverloadedError
+from inlay.base.errors import InlayError, OverloadedError
+from inlay.messages.digest import Secret
 from inlay.transport.nats.facts import TRIES, read, write
 from inlay.transport.nats.member import Member
 

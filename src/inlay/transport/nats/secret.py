@@ -11,8 +11,8 @@ import time
 import msgspec
 from nats.js.kv import KeyValue
 
-from inlay.digest import Secret
-from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.base.errors import InvalidRequestError, OverloadedError
+from inlay.messages.digest import Secret
 from inlay.transport.nats.facts import TRIES, read, write
 
 _KEY = "secret"

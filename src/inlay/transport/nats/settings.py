@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 _DEFAULT_URL = "nats://127.0.0.1:4222"
 _SCHEMES = ("nats", "tls", "ws", "wss")

@@ -9,16 +9,16 @@ from typing import Protocol, TypeVar
 import msgspec
 from nats.aio.msg import Msg
 
-from inlay import liveness
-from inlay.card import PROTOCOL, Address, ModelCard, Rollout, Stats
-from inlay.commands import Command, Drain, LoadAdapter, ReadStats, UnloadAdapter, name_of
-from inlay.errors import InlayError, InvalidRequestError, OverloadedError
-from inlay.request import Task
-from inlay.routing import KvEvents
+from inlay.base import liveness
+from inlay.base.errors import InlayError, InvalidRequestError, OverloadedError
+from inlay.messages.card import PROTOCOL, Address, ModelCard, Rollout, Stats
+from inlay.messages.commands import Command, Drain, LoadAdapter, ReadStats, UnloadAdapter, name_of
+from inlay.messages.request import Task
+from inlay.messages.routing import KvEvents
 from inlay.transport.nats.adapters import AdapterRecord, Recorded
 from inlay.transport.nats.cards import CARD_SECONDS
 from inlay.transport.nats.member import Member
-from inlay.transport.nats.messages import Beat, CacheEvents, Invitation
+from inlay.transport.nats.messages import Beat, CacheEvents, DialRequest
 from inlay.transport.nats.presence import present_since
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ R = TypeVar("R")
 _PLAIN = Rollout()
 
 _encode = msgspec.msgpack.Encoder().encode
-_invitations = msgspec.msgpack.Decoder(Invitation)
+_invitations = msgspec.msgpack.Decoder(DialRequest)
 
 
 class AnnouncedEngine(Protocol):
@@ -49,7 +49,7 @@ class AnnouncedEngine(Protocol):
         """As `RequestHandler.watch`."""
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
-        """As `inlay.routing.CacheEventSource.watch_cache`."""
+        """As `inlay.messages.routing.CacheEventSource.watch_cache`."""
 
     async def call(self, command: Command[R]) -> R:
         """As `RequestHandler.call`."""

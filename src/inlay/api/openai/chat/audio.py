@@ -10,17 +10,17 @@ from msgspec.structs import replace
 
 from inlay.api.generation.generation import Generation
 from inlay.api.openai.sound_files import SoundFile
-from inlay.api.openai.speaking import Speaker, speaks
+from inlay.api.openai.speaking import SpeechPlan, speaks
 from inlay.api.openai.stage_request import all_awake, stage_request, take_places
 from inlay.api.schema.chat import ChatRequest
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
 from inlay.media.positions import media_runs
 from inlay.media.sound_files import FORMATS
-from inlay.request import Input, Request, Usage
-from inlay.router.making import Making
+from inlay.messages.card import ModelCard
+from inlay.messages.request import Input, Request, Usage
+from inlay.router.stage_result import StageResult
 from inlay.router.stages import walk
 
 _WAITING = 16
@@ -65,7 +65,7 @@ class ChatAudio:
         sampling = replace(asked.sampling, hidden_states=speaker.states)
         window = speaker.steps[0].edges[0].window
         generation.requests = [replace(asked, params=sampling, hold=window)]
-        generation.sink = self._making = Making(continues=True, hold=call.reservation.grow)
+        generation.sink = self._making = StageResult(continues=True, hold=call.reservation.grow)
 
         def make(stage: str, inputs: tuple[Input, ...]) -> Request:
             return stage_request(call, id_, params[stage], request.priority or 0, stage, inputs)
@@ -90,7 +90,7 @@ class ChatAudio:
 
     async def _speak(self) -> None:
         router, hold = self._call.server.router, self._call.reservation.grow
-        given: dict[str | None, Making] = {self._writer: self._making}
+        given: dict[str | None, StageResult] = {self._writer: self._making}
         try:
             await all_awake(self._call.server, self._steps)
             async with aclosing(walk(router, self._steps, given, self._make, hold)) as outputs:
@@ -99,7 +99,7 @@ class ChatAudio:
                     self.limited = bool(found.limited)
                     for payload in found.payloads:
                         await self._put(await self._file.take(payload))
-            self._making.unread()
+            self._making.detach()
             await self._put(await self._file.end())
         except Exception as error:
             self._making.give_up(error)
@@ -116,7 +116,7 @@ class ChatAudio:
     def drop(self) -> None:
         """Have the text go on unheard: it calls a tool."""
         self._speaking.cancel()
-        self._making.unread()
+        self._making.detach()
 
     def ready(self) -> bytes:
         """Return what has come of the file since it was last asked for."""
@@ -151,7 +151,7 @@ class SoundPlan(NamedTuple):
         file: takes the sound.
     """
 
-    speaker: Speaker
+    speaker: SpeechPlan
     writer: str
     text_stage: str
     voice: str
@@ -185,14 +185,14 @@ def sound_plan(call: Call, request: ChatRequest, model: ModelCard) -> SoundPlan 
         refused.append("prompt_logprobs")
     for name in refused:
         raise InvalidRequestError(f"{name} does not go with audio", param=name)
-    speaker = Speaker.of(call.server.router, model, reads=False)
+    speaker = SpeechPlan.of(call.server.router, model, reads=False)
     kind, voice = _options(request, speaker)
     file = speaker.file(call.server, kind, "audio.format", whole=not request.stream)
     take_places(call, speaker.steps)
     return SoundPlan(speaker, model.name, speaker.graph.front, voice, kind, file)
 
 
-def _options(request: ChatRequest, speaker: Speaker) -> tuple[str, str]:
+def _options(request: ChatRequest, speaker: SpeechPlan) -> tuple[str, str]:
     """Return the format, as of `FORMATS`, and the voice. Raises `InvalidRequestError`."""
     asked = request.audio
     if asked is None:

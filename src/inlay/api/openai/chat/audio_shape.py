@@ -16,7 +16,7 @@ from inlay.api.openai.schema.chat import (
     ChatCompletion,
     ChatDelta,
 )
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
 from inlay.http.sse import Event, EventStream
 from inlay.render import ParsedOutput, ToolCallDelta
 

@@ -13,13 +13,13 @@ from inlay.api.openai.images import (
 )
 from inlay.api.openai.stage_request import all_awake, stage_request, take_places
 from inlay.api.schema.chat import ChatRequest
-from inlay.card import ModelCard
-from inlay.errors import EngineError, InvalidRequestError
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
-from inlay.prompt import Buffer
-from inlay.request import Usage
-from inlay.router.making import Making
+from inlay.messages.card import ModelCard
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Usage
+from inlay.router.stage_result import StageResult
 from inlay.router.stages import plan, walk
 
 _ONLY_WITH_IMAGES = (
@@ -81,7 +81,9 @@ class ChatImage:
         """
         if not text.strip():
             raise InvalidRequestError("the model wrote no text to draw", param="modalities")
-        given: dict[str | None, Making] = {self._writer: Making([text_payload("text", text)])}
+        given: dict[str | None, StageResult] = {
+            self._writer: StageResult([text_payload("text", text)])
+        }
         router, hold = self._call.server.router, self._call.reservation.grow
         file: Buffer | None = None
         await all_awake(self._call.server, self.steps)

@@ -14,10 +14,10 @@ from inlay.api.openai.schema.chat import (
     ImageUrl,
     TextOutputPart,
 )
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
 from inlay.http.server import Call
 from inlay.http.sse import Event, EventStream, data_event
-from inlay.prompt import Buffer
+from inlay.messages.prompt import Buffer
 from inlay.render import ParsedOutput
 
 
@@ -63,7 +63,7 @@ class ImageChatShape:
             # A large one is encoded in a thread.
             self._generation.bulk += len(file)
         else:
-            await stream.write([await self._call.server.prepare(len(file), self._event, file)])
+            await stream.write([await self._call.server.run_prepared(len(file), self._event, file)])
 
     def _event(self, file: Buffer) -> bytes:
         (choice,) = self._text.choices

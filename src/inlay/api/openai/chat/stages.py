@@ -6,7 +6,7 @@ from typing import Any
 from inlay.api.generation.chat_kinds import Prepare, Responder, UpstreamInput
 from inlay.api.generation.generation import Generation
 from inlay.api.generation.messages import MessageReader
-from inlay.api.generation.models_before import adapters_before, answering, behind_others
+from inlay.api.generation.upstream_models import adapters_before, resolve_model, run_upstream
 from inlay.api.openai.chat.audio import ChatAudio, SoundPlan, sound_plan
 from inlay.api.openai.chat.audio_shape import AudioChatShape
 from inlay.api.openai.chat.image import ChatImage, image_of
@@ -14,11 +14,11 @@ from inlay.api.openai.chat.image_shape import ImageChatShape
 from inlay.api.openai.chat.shape import ChatShape
 from inlay.api.openai.stage_request import all_awake
 from inlay.api.schema.chat import ChatRequest
-from inlay.card import ModelCard
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, Server
 from inlay.http.sse import EventStream
+from inlay.messages.card import ModelCard
 from inlay.router import ServedModel
 from inlay.router.stages import Step
 
@@ -32,7 +32,7 @@ class StageChats:
 
     def model(self, server: Server, found: ServedModel) -> ServedModel:
         """As `ChatKind`."""
-        return answering(server, found)
+        return resolve_model(server, found)
 
     async def responder(
         self, call: Call, request: ChatRequest, card: ModelCard, response_id: str
@@ -62,7 +62,7 @@ class StageChats:
         if card.stage is None or not card.stage.graph.before_text:
             return None
         graph, adapters = card.stage.graph, adapters_before(call.server, request.model)
-        return await behind_others(
+        return await run_upstream(
             call, incoming, request, graph, adapters, response_id, messages, prepare
         )
 

@@ -23,16 +23,16 @@ from inlay.api.openai.schema.completions import (
     TokenIdsPart,
 )
 from inlay.api.openai.sources import in_prompt_embeds
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.accounting import size_of
 from inlay.http.bodies.embeds import Embeddings, Source, TensorSource
 from inlay.http.bodies.media import MediaSource
 from inlay.http.parsed_request import read_request
 from inlay.http.references import embeddings_of
 from inlay.http.server import Call
-from inlay.prompt import Prompt, Segment, Tokens
+from inlay.messages.prompt import Prompt, Segment, Tokens
+from inlay.messages.request import Task
 from inlay.render import End, Renderer, Side
-from inlay.request import Task
 from inlay.router import ServedModel
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -54,13 +54,13 @@ async def completions(call: Call) -> None:
         )
     grammar = None
     if request.response_format is not None or request.structured_outputs is not None:
-        grammar = await server.prepare(call.memory.json, grammar_of, request, card)
+        grammar = await server.run_prepared(call.memory.json, grammar_of, request, card)
     renderer = await server.renderers.of(card)
     reader = PromptReader(request, incoming.sources, model, renderer)
     embeddings = None
     if incoming.sources or incoming.parts:
         embeddings = await embeddings_of(call, incoming, card)
-    prompts, size = await server.prepare(
+    prompts, size = await server.run_prepared(
         incoming.size,
         _prompts,
         reader,

@@ -17,9 +17,9 @@ from inlay.api.openai.schema.completions import (
     CompletionRequest,
 )
 from inlay.http.sse import Event, TextEvents
-from inlay.prompt import Prompt
+from inlay.messages.prompt import Prompt
+from inlay.messages.request import TokenLogprobs
 from inlay.render import Detokenizer, Renderer
-from inlay.request import TokenLogprobs
 
 
 class CompletionShape:

@@ -15,7 +15,7 @@ import pybase64
 
 from inlay.api.openai.embeddings.gathering import Array
 from inlay.api.openai.schema.embeddings import EncodedRequest, TextsUsage
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.server import JSON_HEADER
 
 Format: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
@@ -41,7 +41,7 @@ _MAX_DESCRIBED = 400
 _encode = msgspec.json.Encoder().encode
 
 
-class Answer(NamedTuple):
+class EmbeddingAnswer(NamedTuple):
     """A response: its body, its media type, and further headers."""
 
     body: bytes
@@ -122,7 +122,7 @@ class Encoding:
         size = np.dtype(DTYPES[self.dtype]).itemsize
         return {"float": _FLOAT_BYTES, "base64": 2 * size}.get(self.format, size)
 
-    def answer(self, vectors: Array, about: About) -> Answer:
+    def answer(self, vectors: Array, about: About) -> EmbeddingAnswer:
         """Return the response with `vectors`, float32 [inputs, size]. CPU work.
 
         Raises:
@@ -141,7 +141,7 @@ class Encoding:
             return self._json([pybase64.b64encode_as_string(row.data) for row in rows], about)
         body = rows.tobytes()
         if self.format == "bytes_only":
-            return Answer(body, _OCTETS)
+            return EmbeddingAnswer(body, _OCTETS)
         size = len(body) // len(vectors)
         data = [
             {
@@ -166,7 +166,9 @@ class Encoding:
             "usage": usage,
         }
         # A header holds ASCII only; json escapes the rest.
-        return Answer(body, _OCTETS, ((b"metadata", json.dumps(metadata).encode("ascii")),))
+        return EmbeddingAnswer(
+            body, _OCTETS, ((b"metadata", json.dumps(metadata).encode("ascii")),)
+        )
 
     def _binary(self, vectors: Array) -> npt.NDArray[np.uint8]:
         """Return the bytes of each vector: [inputs, bytes]."""
@@ -182,7 +184,7 @@ class Encoding:
             values = values.view(f"u{values.dtype.itemsize}").byteswap()
         return np.ascontiguousarray(values).view(np.uint8)
 
-    def _json(self, shown: list[Any], about: About) -> Answer:
+    def _json(self, shown: list[Any], about: About) -> EmbeddingAnswer:
         key = "data" if about.kind == "pooling" else "embedding"
         data = [
             {"index": index, "object": about.kind, key: each} for index, each in enumerate(shown)
@@ -195,4 +197,4 @@ class Encoding:
             "data": data,
             "usage": about.usage,
         }
-        return Answer(_encode(response), JSON_HEADER)
+        return EmbeddingAnswer(_encode(response), JSON_HEADER)

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from inlay.api.openai.embeddings.inputs import InputPiece, Inputs, chunks
 from inlay.api.openai.schema.embeddings import TextsRequest, TextsUsage
-from inlay.card import EmbeddingCard
-from inlay.digest import prompt_digest, root_digest
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.embedding.cache import Bundle
-from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
-from inlay.outputs import payload_of
-from inlay.request import PORTS, Pooling, Task
+from inlay.messages.card import EmbeddingCard
+from inlay.messages.digest import prompt_digest, root_digest
+from inlay.messages.outputs import payload_of
+from inlay.messages.request import PORTS, Pooling, Task
 from inlay.router import ServedModel
 
 Array = npt.NDArray[np.float32]
@@ -81,7 +81,7 @@ class Gathering:
         call = self._call
         out: Array = np.empty((len(inputs), size), np.float32)
         stretches = list(chunks(inputs))
-        async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
+        async with RequestScope(call.server.inflight, call.receive, call.detach_deadline()):
             if len(stretches) == 1:
                 await self._fill(inputs, *stretches[0], out)
                 return out
@@ -99,7 +99,7 @@ class Gathering:
     async def _fill(self, inputs: Inputs, start: int, stop: int, out: Array) -> None:
         weight = 4 * sum(inputs.weight(index) for index in range(start, stop))
         server = self._call.server
-        pieces, keys = await server.prepare(weight, self._prepared, inputs, start, stop)
+        pieces, keys = await server.run_prepared(weight, self._prepared, inputs, start, stop)
         self.positions += sum(len(piece.prompt) for piece in pieces)
 
         async def compute(indices: Sequence[int]) -> list[Bundle]:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Protocol
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.parts import MEDIA_PARTS, kind_of
 from inlay.api.generation.truncation import Truncation
-from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.card import ModelCard
+from inlay.messages.prompt import Prompt, Tokens
 from inlay.render import Renderer
 
 CHUNK_INPUTS = 64

@@ -10,13 +10,13 @@ from inlay.api.openai.embeddings.gathering import check_count, embedding_card
 from inlay.api.openai.embeddings.inputs import Chats, Inputs, PromptInputs, TextInputs
 from inlay.api.openai.schema.embeddings import PromptsRequest, TextsRequest
 from inlay.api.openai.sources import in_prompt_embeds
-from inlay.card import EmbeddingCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings, Source
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.references import embeddings_of
 from inlay.http.server import Call
-from inlay.prompt import Prompt, Tokens
+from inlay.messages.card import EmbeddingCard
+from inlay.messages.prompt import Prompt, Tokens
 from inlay.render import Renderer
 from inlay.router import ServedModel
 
@@ -42,7 +42,7 @@ async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel
     request: PromptsRequest = incoming.parsed.request
     renderer = await server.renderers.of(model.card)
     rows = await embeddings_of(call, incoming, model.card)
-    return await server.prepare(incoming.size, _inputs, call, request, model, renderer, rows)
+    return await server.run_prepared(incoming.size, _inputs, call, request, model, renderer, rows)
 
 
 def cut_of(call: Call, request: TextsRequest, limit: int) -> Truncation:

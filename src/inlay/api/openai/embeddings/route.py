@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from inlay.api.fields import answer_id, check_common
-from inlay.api.openai.embeddings.encoding import About, Answer, Encoding
+from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding
 from inlay.api.openai.embeddings.gathering import (
     Array,
     activated,
@@ -24,11 +24,11 @@ from inlay.api.openai.schema.embeddings import (
     EmbeddingRequest,
     PoolingRequest,
 )
-from inlay.card import EmbeddingCard
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.parsed_request import read_request
 from inlay.http.server import JSON_HEADER, Call
-from inlay.request import Task
+from inlay.messages.card import EmbeddingCard
+from inlay.messages.request import Task
 from inlay.router import ServedModel
 
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 _TASKS = {Task.EMBED: "embed", Task.SCORE: "classify"}
 """vLLM's names of pooling tasks."""
 
-_Plan: TypeAlias = tuple[Encoding, Callable[[Array, About], Answer]]
+_Plan: TypeAlias = tuple[Encoding, Callable[[Array, About], EmbeddingAnswer]]
 """Encoding of a response, and what makes it of the model's vectors, which is CPU work."""
 
 
@@ -79,14 +79,14 @@ async def _answer(
     del incoming
     found, usage = await vectors_of(call, model, request, inputs, encoding.element_bytes)
     about = About(id_, int(time.time()), model.name, usage)
-    answer = await call.server.prepare(size, make, found, about)
+    answer = await call.server.run_prepared(size, make, found, about)
     await call.bytes(answer.body, answer.media, more=answer.headers)
 
 
 def _embeddings(request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard) -> _Plan:
     shown, encoding = Shown.of(request, card, model.name), Encoding.of(request)
 
-    def make(vectors: Array, about: About) -> Answer:
+    def make(vectors: Array, about: About) -> EmbeddingAnswer:
         vectors = vectors[:, : shown.dimensions]
         return encoding.answer(normalized(vectors) if shown.normalize else vectors, about)
 
@@ -161,7 +161,7 @@ def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) ->
         normalizes(card, asked, model.name, "use_activation")
     encoding = Encoding.of(request)
 
-    def make(vectors: Array, about: About) -> Answer:
+    def make(vectors: Array, about: About) -> EmbeddingAnswer:
         if classifies:
             vectors = activated(vectors, card.activation, asked)
         elif card.normalize if asked is None else asked:
@@ -184,7 +184,7 @@ def _pooling_task(request: PoolingRequest, model: ServedModel) -> str:
 
 
 def _classified(request: ClassificationRequest, _: ServedModel, card: EmbeddingCard) -> _Plan:
-    def make(vectors: Array, about: About) -> Answer:
+    def make(vectors: Array, about: About) -> EmbeddingAnswer:
         probs = activated(vectors, card.activation, request.use_activation)
         response = ClassificationResponse(
             id=about.id,
@@ -193,7 +193,7 @@ def _classified(request: ClassificationRequest, _: ServedModel, card: EmbeddingC
             data=[_classes(index, row, card) for index, row in enumerate(probs)],
             usage=about.usage,
         )
-        return Answer(_encode(response), JSON_HEADER)
+        return EmbeddingAnswer(_encode(response), JSON_HEADER)
 
     return Encoding(), make
 

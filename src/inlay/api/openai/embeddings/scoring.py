@@ -31,10 +31,10 @@ from inlay.api.openai.schema.embeddings import (
     ScoringRequest,
     TextsUsage,
 )
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.parsed_request import read_json
 from inlay.http.server import Call
-from inlay.request import Task
+from inlay.messages.request import Task
 from inlay.router import ServedModel
 
 _score_decoder = msgspec.json.Decoder(ScoreRequest)

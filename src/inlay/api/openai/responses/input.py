@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from inlay.api.fields import check_depth, check_depths, check_unserved, string_at
 from inlay.api.generation.parts import in_content
 from inlay.api.openai.schema.responses import ELSEWHERE, ResponsesRequest
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source
 from inlay.http.quoting import shown_at, shown_value
 

@@ -30,11 +30,11 @@ from inlay.api.openai.schema.responses import (
     TextOptions,
 )
 from inlay.api.schema.chat import ChatRequest
-from inlay.errors import InvalidRequestError, Path
+from inlay.base.errors import InvalidRequestError, Path
 from inlay.http.parsed_request import read_request
 from inlay.http.server import Call
 from inlay.http.sse import NAMED
-from inlay.request import Sampling
+from inlay.messages.request import Sampling
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
@@ -76,8 +76,8 @@ async def responses(call: Call) -> None:
     server = call.server
     incoming = await read_request(call, _decoder, in_input)
     request = incoming.parsed.request
-    await server.prepare(call.memory.json, check_responses, request)
-    said, chat = await server.prepare(incoming.size, _as_chat, request)
+    await server.run_prepared(call.memory.json, check_responses, request)
+    said, chat = await server.run_prepared(incoming.size, _as_chat, request)
     request.input = None  # the chat's messages have it from here on
     # As in vLLM, request_id is the whole id here.
     response_id = answer_id("resp_" if request.request_id is None else "", request.request_id)

@@ -29,7 +29,7 @@ from inlay.api.openai.schema.responses_events import (
     ResponseEvent,
 )
 from inlay.api.shares import shares_of
-from inlay.errors import InlayError
+from inlay.base.errors import InlayError
 from inlay.http.errors import shown
 from inlay.render import ReasoningDelta, Renderer
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from inlay.errors import ErrorBody
+from inlay.base.errors import ErrorBody
 
 
 class StreamFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):

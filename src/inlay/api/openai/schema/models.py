@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from inlay.card import Exactness, Refusal, SelfCheck
+from inlay.messages.card import Exactness, Refusal, SelfCheck
 
 
 class ModelLimits(msgspec.Struct, frozen=True):

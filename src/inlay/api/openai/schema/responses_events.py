@@ -6,7 +6,7 @@ import msgspec
 
 from inlay.api.openai.schema.chat import TokenLogprob
 from inlay.api.openai.schema.responses import OutputItem, OutputText, ReasoningText, Response
-from inlay.errors import ErrorBody
+from inlay.base.errors import ErrorBody
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):

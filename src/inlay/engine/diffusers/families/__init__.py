@@ -8,16 +8,16 @@ of unlike prompts, steps and scales.
 
 from collections.abc import Mapping
 
-from inlay.engine.diffusers.families.base import Family
+from inlay.engine.diffusers.families.base import DiffusionFamily
 from inlay.engine.diffusers.families.flux import Flux
 from inlay.engine.diffusers.families.qwen_image import QwenImage
 from inlay.engine.diffusers.families.stable_diffusion import StableDiffusion
 
-FAMILIES: Mapping[str, type[Family]] = {
+FAMILIES: Mapping[str, type[DiffusionFamily]] = {
     StableDiffusion.name: StableDiffusion,
     Flux.name: Flux,
     QwenImage.name: QwenImage,
 }
 """Served families by the name of their pipeline."""
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["FAMILIES", "DiffusionFamily"]

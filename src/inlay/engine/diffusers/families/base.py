@@ -1,4 +1,4 @@
-"""`Family`: one kind of pipeline, as the denoising loop sees it; and what it works on."""
+"""`DiffusionFamily`: one kind of pipeline, as the denoising loop sees it; and what it works on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Embeds: TypeAlias = Mapping[str, torch.Tensor]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Painting:
+class DenoiseState:
     """The images of one request while they are denoised.
 
     Attributes:
@@ -85,12 +85,12 @@ class Row:
         embeds: of the prompt.
     """
 
-    painting: Painting
+    painting: DenoiseState
     latents: torch.Tensor
     embeds: Embeds
 
 
-class Family(Protocol):
+class DiffusionFamily(Protocol):
     """One kind of pipeline. Its tensors are of the served dtype, on the served device."""
 
     name: ClassVar[str]
@@ -113,13 +113,13 @@ class Family(Protocol):
     def encode(self, text: str) -> Embeds:
         """Run the text encoders over one prompt."""
 
-    def begin(self, painting: Painting, steps: int, count: int) -> None:
+    def begin(self, painting: DenoiseState, steps: int, count: int) -> None:
         """Set timesteps and draw the noise of `count` images.
 
         Raises `ValueError` if the scheduler cannot do so many steps.
         """
 
-    def group(self, painting: Painting) -> tuple[object, ...]:
+    def group(self, painting: DenoiseState) -> tuple[object, ...]:
         """Return what paintings that share a forward pass have in common."""
 
     def predict(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -130,7 +130,7 @@ class Family(Protocol):
     ) -> torch.Tensor:
         """Combine the predictions for a prompt and a negative prompt."""
 
-    def advance(self, painting: Painting, prediction: torch.Tensor) -> None:
+    def advance(self, painting: DenoiseState, prediction: torch.Tensor) -> None:
         """Do the scheduler's step: new latents, and an estimate of the last."""
 
     def decode(self, latents: torch.Tensor, width: int, height: int) -> torch.Tensor:

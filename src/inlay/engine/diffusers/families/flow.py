@@ -11,10 +11,10 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from diffusers.utils.torch_utils import randn_tensor
 
 from inlay.engine.diffusers.facts import Facts
-from inlay.engine.diffusers.families.base import Painting
+from inlay.engine.diffusers.families.base import DenoiseState
 
 
-def begin(painting: Painting, transformer: Any, facts: Facts, steps: int, count: int) -> None:
+def begin(painting: DenoiseState, transformer: Any, facts: Facts, steps: int, count: int) -> None:
     """As `Family.begin`, with a schedule shifted by the number of positions."""
     height, width = (2 * (side // facts.multiple) for side in (painting.height, painting.width))
     channels = facts.latent_channels
@@ -42,7 +42,7 @@ def begin(painting: Painting, transformer: Any, facts: Facts, steps: int, count:
     scheduler.set_begin_index(0)
 
 
-def advance(painting: Painting, prediction: torch.Tensor) -> None:
+def advance(painting: DenoiseState, prediction: torch.Tensor) -> None:
     """As `Family.advance`: the prediction is the velocity from the image to the noise."""
     before, scheduler = painting.latents, painting.scheduler
     sigma = scheduler.sigmas[painting.step]

@@ -7,7 +7,7 @@ import torch
 
 from inlay.engine.diffusers.facts import Configs, Facts
 from inlay.engine.diffusers.families import flow
-from inlay.engine.diffusers.families.base import Embeds, Painting, Row, stacked, timesteps
+from inlay.engine.diffusers.families.base import DenoiseState, Embeds, Row, stacked, timesteps
 
 _MAX_LENGTH = 512
 
@@ -62,11 +62,11 @@ class Flux:
         embeds, pooled, _ = self._pipeline.encode_prompt(text, device=device)
         return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0]}
 
-    def begin(self, painting: Painting, steps: int, count: int) -> None:
+    def begin(self, painting: DenoiseState, steps: int, count: int) -> None:
         """As `Family`."""
         flow.begin(painting, self._pipeline.transformer, self._facts, steps, count)
 
-    def group(self, painting: Painting) -> tuple[object, ...]:
+    def group(self, painting: DenoiseState) -> tuple[object, ...]:
         """As `Family`."""
         length = painting.positive["prompt_embeds"].shape[0]
         return painting.width, painting.height, length
@@ -105,7 +105,7 @@ class Flux:
         """Raise `TypeError`: there is no negative prompt."""
         raise TypeError("FLUX takes no negative prompt")
 
-    def advance(self, painting: Painting, prediction: torch.Tensor) -> None:
+    def advance(self, painting: DenoiseState, prediction: torch.Tensor) -> None:
         """As `Family`."""
         flow.advance(painting, prediction)
 

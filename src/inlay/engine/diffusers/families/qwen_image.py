@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import pad
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.diffusers.facts import Configs, Facts
 from inlay.engine.diffusers.families import flow
-from inlay.engine.diffusers.families.base import Embeds, Painting, Row, timesteps
-from inlay.errors import InvalidRequestError
+from inlay.engine.diffusers.families.base import DenoiseState, Embeds, Row, timesteps
 
 _MAX_LENGTH = 1024
 
@@ -57,11 +57,11 @@ class QwenImage:
         embeds, _ = self._pipeline.encode_prompt(text, device=self._pipeline.text_encoder.device)
         return {"prompt_embeds": embeds[0]}
 
-    def begin(self, painting: Painting, steps: int, count: int) -> None:
+    def begin(self, painting: DenoiseState, steps: int, count: int) -> None:
         """As `Family`."""
         flow.begin(painting, self._pipeline.transformer, self._facts, steps, count)
 
-    def group(self, painting: Painting) -> tuple[object, ...]:
+    def group(self, painting: DenoiseState) -> tuple[object, ...]:
         """As `Family`. Prompts of unlike lengths are padded."""
         return painting.width, painting.height
 
@@ -97,7 +97,7 @@ class QwenImage:
         guided: torch.Tensor = combined * (length / torch.norm(combined, dim=-1, keepdim=True))
         return guided
 
-    def advance(self, painting: Painting, prediction: torch.Tensor) -> None:
+    def advance(self, painting: DenoiseState, prediction: torch.Tensor) -> None:
         """As `Family`."""
         flow.advance(painting, prediction)
 

@@ -8,7 +8,7 @@ import torch
 from diffusers.utils.torch_utils import randn_tensor
 
 from inlay.engine.diffusers.facts import Configs, Facts
-from inlay.engine.diffusers.families.base import Embeds, Painting, Row, stacked, timesteps
+from inlay.engine.diffusers.families.base import DenoiseState, Embeds, Row, stacked, timesteps
 
 
 class StableDiffusion:
@@ -66,7 +66,7 @@ class StableDiffusion:
         embeds, _ = self._pipeline.encode_prompt(text, device, 1, False)
         return {"prompt_embeds": embeds[0]}
 
-    def begin(self, painting: Painting, steps: int, count: int) -> None:
+    def begin(self, painting: DenoiseState, steps: int, count: int) -> None:
         """As `Family`."""
         unet = self._pipeline.unet
         painting.scheduler.set_timesteps(steps, device=unet.device)
@@ -76,7 +76,7 @@ class StableDiffusion:
         )
         painting.latents = noise * painting.scheduler.init_noise_sigma
 
-    def group(self, painting: Painting) -> tuple[object, ...]:
+    def group(self, painting: DenoiseState) -> tuple[object, ...]:
         """As `Family`."""
         length = painting.positive["prompt_embeds"].shape[0]
         return painting.width, painting.height, length
@@ -106,7 +106,7 @@ class StableDiffusion:
         """As `Family`."""
         return negative + guidance * (positive - negative)
 
-    def advance(self, painting: Painting, prediction: torch.Tensor) -> None:
+    def advance(self, painting: DenoiseState, prediction: torch.Tensor) -> None:
         """As `Family`."""
         options = {"generator": painting.generator} if self._takes_generator else {}
         found = painting.scheduler.step(prediction, painting.timestep, painting.latents, **options)

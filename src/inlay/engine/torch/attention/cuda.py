@@ -75,8 +75,8 @@ class CudaKernels(NamedTuple):
 class CudaAttention:
     """A `PagedAttention` whose launches depend on the shapes of a batch alone.
 
-    So a CUDA graph can hold them, unless positions of the batch see later ones (`Batch.wholes`).
-    It can also start from a `Projection`.
+    So a CUDA graph can hold them, unless positions of the batch see later ones
+    (`Batch.atomic_spans`). It can also start from a `Projection`.
     """
 
     def __init__(

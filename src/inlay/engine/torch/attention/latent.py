@@ -10,11 +10,11 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from inlay.base.errors import EngineError
 from inlay.engine.torch.attention.paged import PagedAttention, Scoring
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.weights.latent import LatentWeights
-from inlay.errors import EngineError
 
 
 class _Part(NamedTuple):

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from inlay.digest import BLOCK_SIZE
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.shape import RECURRENT_WINDOW, LayerShape
 from inlay.engine.torch.native.recurrent import DeltaRule
-from inlay.errors import EngineError, InvalidRequestError
+from inlay.messages.digest import BLOCK_SIZE
 
 
 class _Observer:
@@ -85,7 +85,7 @@ def observe(model: nn.Module, *, recurrent: bool = False) -> tuple[LayerShape, .
 def least_page_size(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
     """Return the least positions of a page that holds the state of every recurrent layer.
 
-    A multiple of `inlay.digest.BLOCK_SIZE`, the smallest one without such layers.
+    A multiple of `inlay.messages.digest.BLOCK_SIZE`, the smallest one without such layers.
     """
     least = 1
     for layer in layers:

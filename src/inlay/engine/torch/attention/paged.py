@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from inlay.base.errors import EngineError
 from inlay.engine.torch.attention.chunks import Temperature
 from inlay.engine.torch.weights.latent import LatentWeights
 from inlay.engine.torch.windows import Window
-from inlay.errors import EngineError
 
 IMPLEMENTATION = "inlay_paged"
 """Name of this attention in transformers."""

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from inlay.base.errors import EngineError
 from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.transfers import upload
-from inlay.errors import EngineError
 
 _HUGE = 1 << 22
 """Bytes from which memory is asked for in huge pages, which are of 2 MiB on most systems."""

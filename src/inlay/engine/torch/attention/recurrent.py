@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.native.recurrent import DeltaRule, delta_step
 from inlay.engine.torch.transfers import upload
-from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from inlay.engine.torch.batch import Batch
@@ -150,7 +150,7 @@ class RecurrentStates:
         projected: Tensor = module.out_proj(normed.view(1, hidden.shape[1], -1))
         return projected
 
-    def settle(self, kept: Sequence[int]) -> None:
+    def commit_recurrent_state(self, kept: Sequence[int]) -> None:
         """Keep the states after the first `kept` uncertain positions of each span."""
         runs = list(_uncertain(self._batch, self._pages.page_size, kept, keep=True))
         for module, inputs in self._inputs.items():

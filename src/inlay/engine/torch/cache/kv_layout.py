@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import torch
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.windows import Window, first_seen, size_of
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.limits import check_length
-from inlay.request import Request
+from inlay.messages.limits import check_length
+from inlay.messages.request import Request
 
 MAX_GROUPS = 8
 """Maximum number of groups: every step fills the block tables of each."""
@@ -117,7 +117,7 @@ class EngineLimits:
         max_model_len: maximum number of positions of one sequence, prompt and output together.
         max_num_seqs: maximum number of sequences in one step.
         max_num_batched_tokens: maximum number of positions in one step.
-        page_size: positions in a page, a multiple of `inlay.digest.BLOCK_SIZE`.
+        page_size: positions in a page, a multiple of `inlay.messages.digest.BLOCK_SIZE`.
         num_pages: total number of pages, shared by all page groups.
         windows: window of each page group, None for full attention; `Core` takes them from its
             model.

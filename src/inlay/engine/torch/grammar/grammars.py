@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 from llguidance import LLMatcher
 
-from inlay.engine.grammar.counting import THREADS
-from inlay.engine.grammar.fair_executor import FairExecutor, Task, yield_to_others
-from inlay.engine.grammar.matchers import PARAM, compiled, tokenizer_of
-from inlay.engine.grammar.trial import Trial, TrialProcess, checked_source
-from inlay.engine.torch.grammar.state import GrammarState
-from inlay.errors import (
+from inlay.base.errors import (
     EngineError,
     InlayError,
     InvalidRequestError,
     OverloadedError,
 )
-from inlay.request import Grammar, GrammarKind
+from inlay.engine.grammar.counting import THREADS
+from inlay.engine.grammar.fair_executor import FairExecutor, Task, yield_to_others
+from inlay.engine.grammar.matchers import PARAM, compiled, tokenizer_of
+from inlay.engine.grammar.trial import Trial, TrialProcess, checked_source
+from inlay.engine.torch.grammar.state import GrammarState
+from inlay.messages.request import Grammar, GrammarKind
 
 KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
 """Kinds of grammar that an output can be held to."""

@@ -4,9 +4,9 @@ import time
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
+from inlay.base.errors import InlayError
 from inlay.engine.grammar.fair_executor import FairExecutor
 from inlay.engine.torch.grammar.state import GrammarState, Mask
-from inlay.errors import InlayError
 
 GRACE = 0.05
 """Seconds for which a step waits for masks, once a sequence.
@@ -69,11 +69,11 @@ class Masks:
         """Compute nothing more."""
         self._turns.close()
 
-    def prepare(self, sequences: Iterable[MaskedSequence]) -> None:
+    def begin_masks(self, sequences: Iterable[MaskedSequence]) -> None:
         """Begin, for those whose next token is chosen in this step."""
         for sequence in sequences:
             if sequence.grammar is not None:
-                sequence.grammar.prepare(sequence.output, self._turns, sequence.client)
+                sequence.grammar.begin_masks(sequence.output, self._turns, sequence.client)
 
     def drop(self, sequence: MaskedSequence) -> None:
         """A sequence has ended: its mask, where it waits for its turn, is not computed."""

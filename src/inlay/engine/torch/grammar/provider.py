@@ -6,11 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
+from inlay.base.errors import EngineError, InlayError
 from inlay.engine.torch.grammar.grammars import MAX_SECONDS, Grammars, too_late
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.needs import Need, Result
-from inlay.errors import EngineError, InlayError
-from inlay.request import Request
+from inlay.messages.request import Request
 
 log = logging.getLogger(__name__)
 

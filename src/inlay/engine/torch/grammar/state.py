@@ -13,10 +13,10 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.engine.grammar.fair_executor import FairExecutor, Task
 from inlay.engine.grammar.matchers import PARAM, refusal
-from inlay.errors import InlayError, InvalidRequestError
-from inlay.request import Grammar
+from inlay.messages.request import Grammar
 
 Mask = NDArray[np.uint32]
 """One bit an id, lowest first, in words of 32; set where it may come next."""
@@ -140,7 +140,7 @@ class GrammarState:
         """Nothing but the end may follow."""
         return self._start is not None and bool(self._matcher.is_stopped())
 
-    def prepare(
+    def begin_masks(
         self, output: Sequence[int], turns: FairExecutor[Mask | None], client: Hashable
     ) -> None:
         """Have the mask after `output` computed, once, when it is `client`'s turn."""

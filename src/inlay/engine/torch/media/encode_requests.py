@@ -4,13 +4,13 @@ import asyncio
 import logging
 from typing import NamedTuple
 
+from inlay.base.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError
 from inlay.engine.admission import PromptAdmission
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.prompt_media import PromptMedia
-from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError
 from inlay.media.positions import grid_field, merged
-from inlay.prompt import Media, Prompt, Rows
-from inlay.request import PORTS, Emit, Output, Payload, Request, Task, Usage
+from inlay.messages.prompt import Media, Prompt, Rows
+from inlay.messages.request import PORTS, Emit, Output, Payload, Request, Task, Usage
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 from torch import Tensor
 
-from inlay.card import SelfCheck, Stats
+from inlay.base.errors import EngineError, InlayError, OverloadedError
+from inlay.base.slots import Slots
 from inlay.embedding.cache import Bundle, ResultCache
 from inlay.engine.decoding import (
     DECODING_THREADS,
@@ -24,10 +25,9 @@ from inlay.engine.decoding import (
 )
 from inlay.engine.torch.media.readers import Readers
 from inlay.engine.torch.media.tower import Arrays, Tower, as_rows
-from inlay.errors import EngineError, InlayError, OverloadedError
 from inlay.media.spec import NAMED, MediaSpec
-from inlay.prompt import Media, Rows
-from inlay.turns import Turns
+from inlay.messages.card import SelfCheck, Stats
+from inlay.messages.prompt import Media, Rows
 
 _logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class MediaEncoder:
         # Videos and sounds, for a minute even: nothing else waits behind them, and of the places of
         # these a client alone has half.
         self._long = ThreadPoolExecutor(DECODING_THREADS, "inlay-long-media")
-        self._long_turns = Turns(DECODING_THREADS)
+        self._long_turns = Slots(DECODING_THREADS)
         self._encoder = ThreadPoolExecutor(1, "inlay-tower")
         self._queue: deque[_Waiting] = deque()
         self._running: asyncio.Task[None] | None = None
@@ -142,7 +142,7 @@ class MediaEncoder:
                 try:
                     return [await elsewhere()]
                 except OverloadedError as error:
-                    if not self.is_here:
+                    if not self.is_local:
                         raise
                     _logger.warning("an image is encoded here: %s", error.message)
             return [await self.encode(run, client, priority)]
@@ -161,7 +161,7 @@ class MediaEncoder:
         )
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """True if this process can encode; else it only keeps what others have encoded."""
         return self._tower is not None
 

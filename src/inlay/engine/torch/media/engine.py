@@ -9,19 +9,19 @@ import soundfile
 from PIL import Image
 
 from inlay import __version__
-from inlay.card import Limits, ModelCard, Stats
-from inlay.digest import Secret
+from inlay.base.errors import EngineError, OverloadedError
 from inlay.engine.admission import PromptAdmission
 from inlay.engine.probe import FIRST
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.media.encode_requests import EncodeRequests
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.loading import LoadedTower, load_tower, media_encoder
-from inlay.errors import EngineError, OverloadedError
 from inlay.media.items import Item, audio_item, image_item
 from inlay.media.spec import MediaSpec
-from inlay.prompt import Buffer, Media
-from inlay.request import Emit, Request, Task
+from inlay.messages.card import Limits, ModelCard, Stats
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Media
+from inlay.messages.request import Emit, Request, Task
 
 NO_ROWS = "it encodes media and has no language model"
 """Value of `ModelCard.prompt_embeds`."""
@@ -106,7 +106,7 @@ class EncodeEngine:
             await self._requests.encoder.close()
 
     def submit(self, request: Request, emit: Emit) -> None:
-        """Admit a request; its answer has payloads as `inlay.request.PORTS`.
+        """Admit a request; its answer has payloads as `inlay.messages.request.PORTS`.
 
         Raises:
             InvalidRequestError: a prompt is not one item that the model takes.

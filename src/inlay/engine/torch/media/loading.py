@@ -10,7 +10,7 @@ import torch
 import transformers
 from msgspec.structs import replace
 
-from inlay.card import SelfCheck
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.media.encoder import MediaEncoder
@@ -22,12 +22,12 @@ from inlay.engine.torch.self_check.parts import checked_parts
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load, parsed_config
 from inlay.engine.torch.weights.division import split_tower
 from inlay.engine.torch.weights.families import context_length, family_of
-from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES, Family
+from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES, ImageFamily
 from inlay.engine.videos import can_decode
 from inlay.engine.weights import directory_of, weights_id
-from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
 from inlay.media.spec import MediaSpec
+from inlay.messages.card import SelfCheck
 from inlay.tensors.table import config_of
 
 _logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def load_tower(settings: EngineSettings) -> LoadedTower:
     )
 
 
-def _family(config: dict[str, Any]) -> Family:
+def _family(config: dict[str, Any]) -> ImageFamily:
     family = family_of(config)
     if family.language is None:
         raise InvalidRequestError(

@@ -13,13 +13,13 @@ import soundfile
 from PIL import Image
 from torch import Tensor
 
-from inlay.digest import Secret
 from inlay.engine.torch.media.readers import Readers
 from inlay.engine.torch.media.tower import Tower
 from inlay.engine.torch.self_check.parts import Part
 from inlay.media.items import Item, audio_item, image_item
 from inlay.media.spec import MediaSpec
-from inlay.prompt import Buffer, Media
+from inlay.messages.digest import Secret
+from inlay.messages.prompt import Buffer, Media
 
 _SIDE = 336
 """Pixels of a side of the picture, as published towers take."""

@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.pictures import rgb_array
-from inlay.errors import InvalidRequestError
 from inlay.media.model_files import Section
 
 _MODES = {

@@ -20,9 +20,9 @@ from transformers.image_transforms import get_resize_output_image_size, get_size
 from transformers.image_utils import ChannelDimension, SizeDict
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.pictures import rgb_array
 from inlay.engine.torch.media.pixels import Normalization, mode_of, resized
-from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.model_files import ModelFiles
 from inlay.tensors.tidy_directory import tidied
 

@@ -4,14 +4,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from inlay.engine.api import Peers
-from inlay.engine.torch.media.apart import EncodersApart
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
+from inlay.engine.api import PeerWorkers
 from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.remote import RemoteEncoders
 from inlay.engine.torch.media.tower import Arrays
 from inlay.engine.torch.needs import Need, Result
-from inlay.errors import EngineError, InlayError, InvalidRequestError
-from inlay.prompt import Media
-from inlay.request import Request
+from inlay.messages.prompt import Media
+from inlay.messages.request import Request
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class MediaProvider:
         peers: reaches other encoders, or None.
     """
 
-    def __init__(self, encoder: MediaEncoder, peers: Peers | None) -> None:
+    def __init__(self, encoder: MediaEncoder, peers: PeerWorkers | None) -> None:
         self.encoder = encoder
         self.peers = peers
 
@@ -59,7 +59,7 @@ class MediaProvider:
         if self.peers is None or not request.peers_of(run.digest):
             return None
         encoder = self.encoder
-        apart = EncodersApart(
-            self.peers, encoder.spec, encoder.dtype, encoder.hidden_size, last=not encoder.is_here
+        apart = RemoteEncoders(
+            self.peers, encoder.spec, encoder.dtype, encoder.hidden_size, last=not encoder.is_local
         )
         return lambda: apart.arrays(request, run)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import create_bidirectional_mask
 
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.torch.batch import DEEPSTACK
 from inlay.engine.torch.media.processing import collate
-from inlay.errors import EngineError, InlayError, InvalidRequestError
-from inlay.prompt import Buffer, Field, Rows
+from inlay.messages.prompt import Buffer, Field, Rows
 
 ROWS = "rows"
 """Name of the rows in the arrays of an image; inner features are `deepstack.0` and so on."""

@@ -7,8 +7,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from inlay.blocks import BlockPool
-from inlay.prompt import Buffer
+from inlay.base.blocks import BlockPool
+from inlay.messages.prompt import Buffer
 
 T = TypeVar("T")
 

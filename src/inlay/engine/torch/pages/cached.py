@@ -12,14 +12,14 @@ from torch import Tensor
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.pages.copying import PageCopier, RecordShape, Sealer
+from inlay.engine.torch.pages.copying import PageCopier, PageSealer, RecordShape
 from inlay.engine.torch.pages.tiers import Offloading, PageTiers
 from inlay.engine.torch.prefix_lookup import may_stop
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 
 
-class Piece(NamedTuple):
+class PageBatch(NamedTuple):
     """Consecutive pages of one group: those from page index `first` on, by their digests."""
 
     group: int
@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     digests: tuple[bytes, ...]
 
 
-class Filled(NamedTuple):
+class FillResult(NamedTuple):
     """Result of filling the cache with some records.
 
     Attributes:
@@ -40,7 +40,7 @@ class Filled(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class MissingPages:
     """Pages that a sequence lacks, and that a peer may have.
 
     Attributes:
@@ -76,7 +76,7 @@ class Lack:
             len(piece.digests) * self.shape.record_bytes(piece.group) for piece in self._all()
         )
 
-    def _all(self) -> Iterator[Piece]:
+    def _all(self) -> Iterator[PageBatch]:
         return chain(self.full(), self.windows(self.stop))
 
     @property
@@ -84,7 +84,7 @@ class Lack:
         """Digest of the prefix with these pages."""
         return self.sequence.page_digest(self.stop - 1, self.bounds.page_size) or b""
 
-    def full(self) -> Iterator[Piece]:
+    def full(self) -> Iterator[PageBatch]:
         """Pieces of the groups that keep all positions, so that any first ones are of use."""
         groups = [group for group, window in enumerate(self.bounds.windows) if window is None]
         count = min(map(self.shape.question, groups), default=1)
@@ -101,7 +101,7 @@ class Lack:
             stop -= 1
         return stop
 
-    def windows(self, stop: int) -> Iterator[Piece]:
+    def windows(self, stop: int) -> Iterator[PageBatch]:
         """Pieces of the groups with windows, to go on from page index `stop`."""
         size = self.bounds.page_size
         for group, window in enumerate(self.bounds.windows):
@@ -111,14 +111,14 @@ class Lack:
                 for start in range(first, stop, count):
                     yield from self._pieces(group, start, min(start + count, stop))
 
-    def _pieces(self, group: int, start: int, stop: int) -> Iterator[Piece]:
+    def _pieces(self, group: int, start: int, stop: int) -> Iterator[PageBatch]:
         """Pieces of what is not present from page index `start` to `stop`."""
         indices = range(start, stop)
         for present, run in groupby(indices, lambda index: (group, index) in self.present):
             if not present:
                 found = list(run)
                 digests = (self.sequence.page_digest(i, self.bounds.page_size) for i in found)
-                yield Piece(group, found[0], tuple(digest or b"" for digest in digests))
+                yield PageBatch(group, found[0], tuple(digest or b"" for digest in digests))
 
 
 class CachedPages:
@@ -150,14 +150,14 @@ class CachedPages:
         if self._events is not None:
             self._events.tiers = tiers
         self._scheduler.table.evicted = self._offloading.evicted
-        self._scheduler.start_needs.is_kept = lambda group, digest: not tiers.lack(group, digest)
+        self._scheduler.start_needs.is_kept = lambda group, digest: not tiers.lacks(group, digest)
 
     def offload(self) -> None:
         """Copy the pages that were evicted; to be called before anything is written to pages."""
         if self._offloading is not None:
             self._offloading.copy()
 
-    def lack(self, sequence: Sequence) -> Lack:
+    def find_missing_pages(self, sequence: Sequence) -> MissingPages:
         """Return the pages that `sequence`, which does not run now, would have to compute.
 
         No more than there is room for beside what running sequences need.
@@ -176,7 +176,7 @@ class CachedPages:
             stop -= 1
         stop = max(cached, stop)
         present = frozenset(self._present(sequence, cached, stop))
-        return Lack(sequence, bounds, self.copier.shape, cached, stop, present)
+        return MissingPages(sequence, bounds, self.copier.shape, cached, stop, present)
 
     def _num_needed(self, start: int, stop: int) -> int:
         """Pages that a sequence with those before page index `start` needs to go on at `stop`."""
@@ -203,7 +203,7 @@ class CachedPages:
         return page is not None and self._scheduler.table.is_verified(page)
 
     @torch.inference_mode()
-    def read(self, sealer: Sealer, group: int, digests: Run[bytes], records: Tensor) -> int:
+    def read(self, sealer: PageSealer, group: int, digests: Run[bytes], records: Tensor) -> int:
         """Copy the first of `digests` that are cached; return how many were copied.
 
         Of pages that gave finite logits alone; 0 if the first is none.
@@ -229,7 +229,9 @@ class CachedPages:
         return len(found)
 
     @torch.inference_mode()
-    def fill(self, sealer: Sealer, lack: Lack, piece: Piece, records: Tensor) -> Filled | None:
+    def fill(
+        self, sealer: PageSealer, lack: MissingPages, piece: PageBatch, records: Tensor
+    ) -> FillResult | None:
         """Put the first pages of a piece into the cache, as far as their records are good.
 
         Args:
@@ -271,7 +273,7 @@ class CachedPages:
             known = None if digest is None else cache.find(digest, piece.group)
             if known is not None:
                 cache.touch(known)
-        return Filled(count, damaged)
+        return FillResult(count, damaged)
 
     def _at_a_time(self, group: int) -> int | None:
         """Pages that are copied between two steps; None for any number, as nobody waits."""

@@ -19,12 +19,12 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from inlay.digest import Secret
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.native.pages import INFINITIES, Bytes, PageRuns, Sums
 from inlay.engine.torch.transfers import Download, upload
+from inlay.messages.digest import Secret
 
 PIECE_BYTES = 4 << 20
 """Bytes of records that are copied between two steps of running sequences, or one page."""
@@ -128,7 +128,7 @@ def _part(layer: LayerShape, page_size: int, dtype: torch.dtype) -> Part:
     return Part(dtype, layer.elements * page_size)
 
 
-class Sealer:
+class PageSealer:
     """Writes and checks the names and checksums of records. Safe in any thread.
 
     Attributes:
@@ -196,7 +196,7 @@ class PageCopier:
 
     def read(
         self,
-        sealer: Sealer,
+        sealer: PageSealer,
         group: int,
         page_ids: Sequence[int],
         digests: Sequence[bytes],
@@ -213,7 +213,7 @@ class PageCopier:
 
     def write(
         self,
-        sealer: Sealer,
+        sealer: PageSealer,
         group: int,
         page_ids: Sequence[int],
         digests: Sequence[bytes],

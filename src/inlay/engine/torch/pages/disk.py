@@ -19,14 +19,14 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from inlay.digest import BLOCK_DIGEST_SIZE, Secret
 from inlay.engine.torch.pages.copying import RecordShape
 from inlay.engine.torch.pages.tier_events import TierEvents
-from inlay.prompt import Buffer
+from inlay.messages.digest import BLOCK_DIGEST_SIZE, Secret
+from inlay.messages.prompt import Buffer
 from inlay.store.directory import Directory
 from inlay.store.entry import StoredFile
 from inlay.store.file_format import DamagedFileError, FileFormat
-from inlay.store.sealing import Sealer
+from inlay.store.sealing import FileSealer
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class DiskPages:
     def __init__(self, shape: RecordShape, secret: Secret, path: Path, max_bytes: int) -> None:
         self.events: TierEvents | None = None
         keys = PageFileKeys(secret)
-        sealed = FileFormat(keys, Sealer(keys.encryption_key), PageRun)
+        sealed = FileFormat(keys, FileSealer(keys.encryption_key), PageRun)
         self._directory = Directory(
             path, sealed, ending=".pages", noun="run of pages", durable=False
         )

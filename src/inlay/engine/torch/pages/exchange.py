@@ -11,15 +11,21 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from inlay import liveness
-from inlay.blocks import BlockPool
-from inlay.card import Stats
-from inlay.digest import BLOCK_DIGEST_SIZE
-from inlay.engine.api import Peers
+from inlay.base import liveness
+from inlay.base.blocks import BlockPool
+from inlay.base.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from inlay.base.single_flight import SingleFlight
+from inlay.engine.api import PeerWorkers
 from inlay.engine.torch.needs import PAGES, PAGES_AGAIN, Need, Result
 from inlay.engine.torch.pages.answer import PageAnswer
-from inlay.engine.torch.pages.cached import CachedPages, Lack
-from inlay.engine.torch.pages.copying import Sealer
+from inlay.engine.torch.pages.cached import CachedPages, MissingPages
+from inlay.engine.torch.pages.copying import PageSealer
 from inlay.engine.torch.pages.fetching import (
     WAIT_SECONDS,
     Fetch,
@@ -27,19 +33,13 @@ from inlay.engine.torch.pages.fetching import (
     PeerSource,
     TierSource,
 )
-from inlay.engine.torch.pages.price import LEAST_SECONDS, FetchPrice
+from inlay.engine.torch.pages.price import LEAST_SECONDS, WorkerPrice
 from inlay.engine.torch.pages.tiers import PageTiers
 from inlay.engine.torch.step import Core
-from inlay.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InlayError,
-    InvalidRequestError,
-    OverloadedError,
-)
-from inlay.request import PAGES as PORT
-from inlay.request import PORTS, Emit, Output, PageQuery, Payload, Request, Task
-from inlay.single_flight import SingleFlight
+from inlay.messages.card import Stats
+from inlay.messages.digest import BLOCK_DIGEST_SIZE
+from inlay.messages.request import PAGES as PORT
+from inlay.messages.request import PORTS, Emit, Output, PageQuery, Payload, Request, Task
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ CallSoon: TypeAlias = Callable[[Callable[[], object]], object]
 """Calls a function on the event loop, soon. In any thread."""
 
 
-FindMissing: TypeAlias = Callable[[], Awaitable[Lack]]
+FindMissing: TypeAlias = Callable[[], Awaitable[MissingPages]]
 """Returns the pages that a request lacks now. Raises `InlayError`."""
 
 
@@ -108,15 +108,15 @@ class PageExchange:
     def __init__(
         self,
         ask: AskCore,
-        sealer: Sealer,
+        sealer: PageSealer,
         tiers: PageTiers | None = None,
-        price: FetchPrice | None = None,
+        price: WorkerPrice | None = None,
         *,
         gives: bool = True,
     ) -> None:
-        self.price = price or FetchPrice()
+        self.price = price or WorkerPrice()
         self.tiers = tiers
-        self.peers: Peers | None = None
+        self.peers: PeerWorkers | None = None
         self.num_fetched = 0
         self.num_loaded: Counter[str] = Counter()
         self._gives = gives
@@ -210,7 +210,7 @@ class PageExchange:
                 async with liveness.timeout(request.deadline or PREFETCH_SECONDS):
                     await self._flights.run(lack.name, lambda: self._follow(lack, find, sources[0]))
             elif lack.positions:
-                patience = self.price.patience(lack.positions, request.deadline)
+                patience = self.price.timeout_for(lack.positions, request.deadline)
                 async with liveness.timeout(patience):
                     # Requests with one prompt come together: one of them fetches for all.
                     await self._flights.run(
@@ -225,7 +225,7 @@ class PageExchange:
 
     async def _fetch(
         self,
-        lack: Lack,
+        lack: MissingPages,
         find: "FindMissing",
         sources: Run[PageSource],
         patience: float,
@@ -249,7 +249,7 @@ class PageExchange:
                 if not lack.positions:
                     return
 
-    async def _follow(self, lack: Lack, find: "FindMissing", source: PageSource) -> None:
+    async def _follow(self, lack: MissingPages, find: "FindMissing", source: PageSource) -> None:
         """Fill the cache with pages that a peer is computing, until all are here, or it fails."""
         async with self._prefetches:
             while lack.positions:
@@ -264,7 +264,7 @@ class PageExchange:
                     return
                 lack = await find()
 
-    async def _fetch_from(self, source: PageSource, lack: Lack, silence: float) -> int:
+    async def _fetch_from(self, source: PageSource, lack: MissingPages, silence: float) -> int:
         """Return the number of pages that a source gave."""
         fetch = Fetch(lack, source, self._between_steps, self._sealer, silence)
         began = liveness.now()
@@ -287,7 +287,7 @@ class PageExchange:
                 self.price.fetched(source.name, fetch.num_bytes, liveness.now() - began)
                 price = self.price.of(source.name, lack.positions, lack.num_bytes)
                 if price is not None and self.tiers is not None and isinstance(source, TierSource):
-                    self.tiers.priced(source.name, price)
+                    self.tiers.cost_updated(source.name, price)
         return fetch.num_pages
 
     def give(self, request: Request, emit: Emit) -> None:

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay import liveness
-from inlay.address import Address
-from inlay.engine.api import Peers
-from inlay.engine.torch.pages.cached import CachedPages, Lack, Piece
-from inlay.engine.torch.pages.copying import RecordShape, Sealer
+from inlay.base import liveness
+from inlay.base.address import Address
+from inlay.base.errors import DeadlineExceededError, EngineError
+from inlay.engine.api import PeerWorkers
+from inlay.engine.torch.pages.cached import CachedPages, MissingPages, PageBatch
+from inlay.engine.torch.pages.copying import PageSealer, RecordShape
 from inlay.engine.torch.pages.tiers import PageTiers, Tier
-from inlay.errors import DeadlineExceededError, EngineError
-from inlay.request import PORTS, PageQuery, Payload, Request, Task
+from inlay.messages.request import PORTS, PageQuery, Payload, Request, Task
 
 AHEAD = 2
 """Questions of a fetch at a time: its memory is that of so many answers."""
@@ -48,7 +48,7 @@ class PageSource(Protocol):
     def waits(self) -> bool:
         """True if it computes the pages now, so that more may come later."""
 
-    async def given(self, piece: Piece) -> Tensor:
+    async def given(self, piece: PageBatch) -> Tensor:
         """Return records of the first pages of `piece`: uint8 [n, record_bytes].
 
         Raises `InlayError` if it gives none.
@@ -82,7 +82,7 @@ class PeerSource:
     """
 
     def __init__(
-        self, request: Request, address: Address, peers: Peers, shape: RecordShape
+        self, request: Request, address: Address, peers: PeerWorkers, shape: RecordShape
     ) -> None:
         self.name = address
         self.waits = request.prefetch
@@ -90,7 +90,7 @@ class PeerSource:
         self._peers = peers
         self._shape = shape
 
-    async def given(self, piece: Piece) -> Tensor:
+    async def given(self, piece: PageBatch) -> Tensor:
         """Ask the peer. Raises `EngineError` if its answer is none to what was asked."""
         width = self._shape.record_bytes(piece.group)
         asked = Request(
@@ -139,7 +139,7 @@ class TierSource:
         self._tiers = tiers
         self._tier = tier
 
-    async def given(self, piece: Piece) -> Tensor:
+    async def given(self, piece: PageBatch) -> Tensor:
         """Read the tier."""
         return await self._tiers.reading(self._tier, piece.group, piece.digests)
 
@@ -164,7 +164,7 @@ class Fetch:
     """
 
     def __init__(
-        self, lack: Lack, source: PageSource, ask: Ask, sealer: Sealer, silence: float
+        self, lack: MissingPages, source: PageSource, ask: Ask, sealer: PageSealer, silence: float
     ) -> None:
         self.num_pages = 0
         self.num_bytes = 0
@@ -192,10 +192,10 @@ class Fetch:
         while reached > first and await self._take(self._lack.windows(reached)) < self._lack.stop:
             reached, back = self._lack.last_end(reached - back), 2 * back
 
-    async def _take(self, pieces: Iterator[Piece]) -> int:
+    async def _take(self, pieces: Iterator[PageBatch]) -> int:
         """Take pieces until one is not whole; return the page index that all groups reached."""
         reached = self._lack.stop
-        ahead: deque[tuple[Piece, asyncio.Task[Tensor]]] = deque()
+        ahead: deque[tuple[PageBatch, asyncio.Task[Tensor]]] = deque()
         try:
             while True:
                 while len(ahead) < AHEAD and (piece := next(pieces, None)) is not None:
@@ -220,14 +220,14 @@ class Fetch:
         except TimeoutError as error:
             raise DeadlineExceededError(f"no page came for {self._silence:.3g} s") from error
 
-    async def _given(self, piece: Piece) -> Tensor:
+    async def _given(self, piece: PageBatch) -> Tensor:
         return await self._source.given(piece)
 
-    async def _put(self, piece: Piece, records: Tensor) -> bool:
+    async def _put(self, piece: PageBatch, records: Tensor) -> bool:
         """Put records into the cache; True if they are all of the piece's, and had room."""
         done = 0
         while done < len(records):
-            rest = Piece(piece.group, piece.first + done, piece.digests[done:])
+            rest = PageBatch(piece.group, piece.first + done, piece.digests[done:])
             fill = partial(
                 CachedPages.fill,
                 sealer=self._sealer,

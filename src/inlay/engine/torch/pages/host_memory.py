@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from inlay.base.errors import EngineError
 from inlay.engine.torch.pages.copying import RecordShape
 from inlay.engine.torch.pages.tier_events import TierEvents
-from inlay.errors import EngineError
 
 _entry = struct.Struct("<16s16sQQ")
 _SLOT_ALIGNMENT = 64

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from inlay import liveness
-from inlay.address import Address
+from inlay.base import liveness
+from inlay.base.address import Address
 
 PATIENCE_SECONDS = 10.0
 """Seconds that a fetch may take whose price is not known."""
@@ -17,7 +17,7 @@ _WEIGHT = 0.3
 """Weight of the last measurement in a moving average."""
 
 
-class FetchPrice:
+class WorkerPrice:
     """Measures how fast prompts are computed here, and how fast each source gives pages.
 
     Sources are peers by their addresses, and tiers by their names. With b bytes a position, B bytes
@@ -72,7 +72,7 @@ class FetchPrice:
             return None
         return num_bytes / max(known[0], 1e-6) / computing
 
-    def patience(self, positions: int, deadline: float | None) -> float:
+    def timeout_for(self, positions: int, deadline: float | None) -> float:
         """Return the seconds a fetch may take: what computing takes, and half of what is left."""
         computing = self._computing(positions)
         most = PATIENCE_SECONDS if computing is None else computing

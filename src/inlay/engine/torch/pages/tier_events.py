@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable
 
-from inlay.routing import KvEvent, Removed, Stored, keys_of
+from inlay.messages.routing import KvEvent, Removed, Stored, keys_of
 
 Tell = Callable[[tuple[KvEvent, ...]], None]
 

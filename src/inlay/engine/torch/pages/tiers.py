@@ -11,12 +11,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from inlay.card import Stats
-from inlay.engine.torch.pages.copying import PageCopier, Sealer
+from inlay.engine.torch.pages.copying import PageCopier, PageSealer
 from inlay.engine.torch.pages.disk import MAX_RUN, DiskPages
 from inlay.engine.torch.pages.host_memory import HostPages
 from inlay.engine.torch.pages.tier_events import Tell, TierEvents
-from inlay.routing import Priced
+from inlay.messages.card import Stats
+from inlay.messages.routing import Priced
 from inlay.store.background import Background
 
 MAX_QUEUED_BYTES = 64 << 20
@@ -73,7 +73,7 @@ class PageTiers:
     """
 
     def __init__(
-        self, sealer: Sealer, host: HostPages | None, disk: DiskPages | None = None
+        self, sealer: PageSealer, host: HostPages | None, disk: DiskPages | None = None
     ) -> None:
         self.num_kept = 0
         self.num_damaged = 0
@@ -101,7 +101,7 @@ class PageTiers:
             store.events = events = TierEvents(store.name, group, tell)
             events.begin(store.names())
 
-    def priced(self, tier: str, price: float) -> None:
+    def cost_updated(self, tier: str, price: float) -> None:
         """Tell what a position costs that a tier gives, where that has changed."""
         before = self._prices.get(tier)
         if self._tell is not None and (before is None or abs(price - before) > 0.1 * before):
@@ -118,7 +118,7 @@ class PageTiers:
         """True if pages that are evicted now can be kept."""
         return self._queued < MAX_QUEUED_BYTES
 
-    def lack(self, group: int, digest: bytes) -> bool:
+    def lacks(self, group: int, digest: bytes) -> bool:
         """True if no tier has a page of that name."""
         return not any(store.has(group, digest) for store in self.stores)
 
@@ -248,7 +248,7 @@ class Offloading:
 
     def evicted(self, group: int, digest: bytes, page: int) -> None:
         """Note a page that is not in the cache any more; it keeps its content until `copy`."""
-        if self._tiers.lack(group, digest):
+        if self._tiers.lacks(group, digest):
             self._evicted.setdefault(group, []).append((digest, page))
 
     @torch.inference_mode()

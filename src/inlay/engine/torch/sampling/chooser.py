@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from inlay.base.errors import EngineError, InlayError
 from inlay.engine.torch.grammar.masks import Masks
 from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.sampling.sampler import SampledToken, SampledTokens, Sampler
 from inlay.engine.torch.sequence import Sequence
-from inlay.errors import EngineError, InlayError
 
 log = logging.getLogger(__name__)
 
@@ -54,16 +54,16 @@ class TokenChooser:
         self._sampler.forget(sequence)
         self._masks.drop(sequence)
 
-    def prepare(self, spans: Iterable[ScheduledChunk]) -> None:
+    def begin_masks(self, spans: Iterable[ScheduledChunk]) -> None:
         """Begin to compute the masks for the tokens after `spans`."""
         bound = [chunk.sequence for chunk in spans if chunk.sequence.grammar is not None]
         if bound:
-            self._masks.prepare(bound)
+            self._masks.begin_masks(bound)
 
     def expect(self, sequence: Sequence) -> None:
         """Begin to compute the mask for the next token of `sequence`, which is not planned yet."""
         if sequence.grammar is not None:
-            self._masks.prepare([sequence])
+            self._masks.begin_masks([sequence])
 
     def choose(
         self, logits: Tensor, spans: Run[ScheduledChunk], until: float | None = None
@@ -73,7 +73,7 @@ class TokenChooser:
         `logits` are [len(spans), vocab_size]. After drafts, masks are waited for `until` a moment.
         """
         chosen = ChosenTokens()
-        self.prepare(spans)
+        self.begin_masks(spans)
         late = self._masks.late([span.sequence for span in spans], until)
         for span in spans:
             if span.sequence in late:

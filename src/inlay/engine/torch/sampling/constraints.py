@@ -18,7 +18,7 @@ from torch import Tensor
 
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import upload
-from inlay.request import Sampling
+from inlay.messages.request import Sampling
 
 Bits = NDArray[np.uint8]
 """(B,): one bit for each id of the vocabulary, lowest first; set where it is allowed."""

@@ -12,7 +12,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from inlay.engine.torch.transfers import upload
-from inlay.request import Sampling
+from inlay.messages.request import Sampling
 
 WIDTHS = (256, 4096, 32768)
 """Numbers of candidates to rank before the whole vocabulary is ranked.

@@ -1,6 +1,6 @@
 """Settings with which the likeliest token is the next one."""
 
-from inlay.request import Sampling
+from inlay.messages.request import Sampling
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM."""

@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.sampling.constraints import Constraints
 from inlay.engine.torch.sampling.draws import TruncationParams, inverse_cdf, ranked, uniform
 from inlay.engine.torch.sampling.plain import is_greedy, penalises
-from inlay.engine.torch.sampling.thinking import Thoughts, only
+from inlay.engine.torch.sampling.thinking import ThinkingBudgets, only
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import Download, upload
-from inlay.errors import InlayError, InvalidRequestError
-from inlay.request import Sampling, TokenLogprobs
+from inlay.messages.request import Sampling, TokenLogprobs
 
 
 class SampledToken(NamedTuple):
@@ -168,7 +168,7 @@ class Sampler:
         self._device = device
         self._constraints = Constraints(vocab_size, eos_token_ids, device)
         self._token_counts: dict[int, TokenCounts] = {}
-        self._thoughts = Thoughts()
+        self._thinking = ThinkingBudgets()
 
     def draw(self, logits_SV: Tensor, sequences: Run[Sequence]) -> SampledTokens:
         """Choose the next token of each sequence. `logits_SV` is not changed.
@@ -193,7 +193,7 @@ class Sampler:
         logits_RV, rows_R = self._rows(logits_SV, others)
         logits_RV = logits_RV.float()
         processed_RV = self._penalised(self._constraints.apply(logits_RV, chosen), chosen)
-        ends = self._thoughts.forced(chosen)
+        ends = self._thinking.forced(chosen)
         if ends:
             processed_RV = only(processed_RV, ends)
         ids_R = self._choose(processed_RV, chosen)
@@ -246,11 +246,11 @@ class Sampler:
         """Drop the state of `sequence`, if any."""
         self._token_counts.pop(id(sequence), None)
         self._constraints.forget(sequence)
-        self._thoughts.forget(sequence)
+        self._thinking.forget(sequence)
 
     def __len__(self) -> int:
         """Number of sequences with stored state."""
-        return len(self._token_counts.keys() | self._constraints.kept() | self._thoughts.kept())
+        return len(self._token_counts.keys() | self._constraints.kept() | self._thinking.kept())
 
     def _tensor(self, values: Run[float] | np.ndarray, dtype: torch.dtype) -> Tensor:
         return upload(torch.as_tensor(values, dtype=dtype), self._device)

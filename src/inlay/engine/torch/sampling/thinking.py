@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from inlay.engine.torch.sequence import Sequence
-from inlay.request import ThinkingBudget
+from inlay.messages.request import ThinkingBudget
 
 
-class Thoughts:
+class ThinkingBudgets:
     """Thinking tokens spent by each sequence, kept until `forget`."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, Thinking] = {}
+        self._kept: dict[int, ThinkingProgress] = {}
 
     def forced(self, sequences: Run[Sequence]) -> dict[int, int]:
         """Return the id that must come next for each index whose budget is spent."""
@@ -25,7 +25,7 @@ class Thoughts:
                 continue
             thinking = self._kept.get(id(sequence))
             if thinking is None:
-                thinking = self._kept[id(sequence)] = Thinking(sequence, budget)
+                thinking = self._kept[id(sequence)] = ThinkingProgress(sequence, budget)
             id_ = thinking.forced()
             if id_ is not None:
                 forced[place] = id_
@@ -40,7 +40,7 @@ class Thoughts:
         return self._kept.keys()
 
 
-class Thinking:
+class ThinkingProgress:
     """Follows one output. Depends on the budget and the ids only, not on the steps they came in.
 
     Attributes:

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterable
 
+from inlay.base.errors import InlayError
 from inlay.engine.torch.grammar import masks
 from inlay.engine.torch.in_flight_step import InFlightStep, TokenRun
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampling.chooser import TokenChooser
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.speculation import Speculator
-from inlay.errors import InlayError
 
 
 class TokenSampler:
@@ -51,7 +51,7 @@ class TokenSampler:
             # Its last position is computed again later, for its logits.
             self._scheduler.unschedule_last(chunk)
         if self._model.recurrent and not flight.has_drafts:
-            self._model.settle(flight.num_confirmed({}))
+            self._model.commit_recurrent_state(flight.num_confirmed({}))
 
     def sample(self, flight: InFlightStep) -> list[TokenRun]:
         """Return the tokens of each chunk of a sequence that has not ended. Waits for the device.
@@ -72,7 +72,7 @@ class TokenSampler:
             if self._speculator is not None:
                 self._speculator.learn(accepted)
             if self._model.recurrent:
-                self._model.settle(flight.num_confirmed(accepted))
+                self._model.commit_recurrent_state(flight.num_confirmed(accepted))
         return runs
 
     def _verify(self, flight: InFlightStep, runs: Iterable[TokenRun]) -> None:

@@ -14,7 +14,7 @@ from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.self_check.judgement import FLOOR, mean_ratio
 from inlay.engine.torch.self_check.prompts import scattered_pages
 from inlay.engine.torch.self_check.reference import centred, relative
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 
 if TYPE_CHECKING:
     from inlay.engine.torch.attention.pages import Pages

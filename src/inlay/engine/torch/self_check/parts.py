@@ -16,9 +16,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from inlay.card import SelfCheck
+from inlay.base.errors import EngineError
 from inlay.engine.torch.self_check.reference import relative
-from inlay.errors import EngineError
+from inlay.messages.card import SelfCheck
 
 _logger = logging.getLogger(__name__)
 

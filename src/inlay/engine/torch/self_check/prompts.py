@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.engine.check_text import text_ids
-from inlay.prompt import Buffer, Rows, Segment, Tokens
+from inlay.messages.prompt import Buffer, Rows, Segment, Tokens
 
 COUNT = 20
 """Positions of a prompt: more than one page of 16."""

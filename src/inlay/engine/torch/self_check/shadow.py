@@ -24,7 +24,7 @@ from inlay.engine.torch.self_check.judgement import grouped, logit_errors
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.weights.division import drop_tower_layers, split_tower
-from inlay.engine.torch.weights.media_families import Family
+from inlay.engine.torch.weights.media_families import ImageFamily
 
 if TYPE_CHECKING:
     from inlay.engine.torch.model import CausalModel
@@ -98,7 +98,7 @@ class Shadow(NamedTuple):
 
 
 def shadow_of(
-    kind: "type[CausalModel]", parsed: Any, family: Family, max_model_len: int, *, rows: bool
+    kind: "type[CausalModel]", parsed: Any, family: ImageFamily, max_model_len: int, *, rows: bool
 ) -> Shadow | None:
     """Compare the structure of a model in the engine with that in transformers.
 
@@ -124,7 +124,7 @@ def shadow_of(
 def _compared(
     kind: "type[CausalModel]",
     parsed: Any,
-    family: Family,
+    family: ImageFamily,
     max_model_len: int,
     directory: Path,
     *,
@@ -161,7 +161,7 @@ def compare(model: "CausalModel", reference: Reference) -> Shadow:
     )
 
 
-def small_model(parsed: Any, family: Family) -> Any:
+def small_model(parsed: Any, family: ImageFamily) -> Any:
     """Return a float32 model of transformers with the structure of `parsed`, and random weights.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from inlay.card import SelfCheck
+from inlay.base.errors import EngineError
 from inlay.engine import pool_reference
 from inlay.engine.references import references
 from inlay.engine.torch.self_check.fingerprint import Fingerprint, comparer, find, keep, key_of
@@ -16,7 +16,7 @@ from inlay.engine.torch.self_check.judgement import BOUND, MOST_NOISE, Judgement
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.self_check.shadow import SHADOW_BOUND, Shadow
-from inlay.errors import EngineError
+from inlay.messages.card import SelfCheck
 
 _logger = logging.getLogger(__name__)
 

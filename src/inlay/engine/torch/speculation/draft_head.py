@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.attention.choice import attention
 from inlay.engine.torch.attention.gathered import Workspace
 from inlay.engine.torch.attention.paged import PagedAttention
@@ -32,8 +33,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import upload
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 
 
 class DraftHead(Protocol):

@@ -11,11 +11,11 @@ Nothing of it decides an output: what is missing or stale there makes guesses wo
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sequence import Sequence
-from inlay.errors import InvalidRequestError
-from inlay.prompt import Segment, Tokens
+from inlay.messages.prompt import Segment, Tokens
 
 
 @dataclass(slots=True)

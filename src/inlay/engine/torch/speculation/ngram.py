@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 
 from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.sequence import Sequence
-from inlay.prompt import Tokens
+from inlay.messages.prompt import Tokens
 
 NO_ID = chr(sys.maxunicode)
 """Stands where there is no id: of an embedding vector, of media."""

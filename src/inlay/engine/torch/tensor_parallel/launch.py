@@ -11,6 +11,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.base.parent import end_with_parent
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.checks import check_ranks
@@ -28,8 +30,6 @@ from inlay.engine.torch.tensor_parallel.commands import (
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 from inlay.engine.torch.weights.checkpoint import device_of
 from inlay.engine.weights import directory_of
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.parent import end_with_parent
 from inlay.tensors.table import config_of
 
 _END_SECONDS = 5.0

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
-from inlay.errors import InvalidRequestError
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj"), "o_proj"
 _GATED = ("gate_proj", "up_proj"), "down_proj"

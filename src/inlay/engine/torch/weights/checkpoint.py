@@ -14,6 +14,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 from transformers.utils.logging import set_tqdm_hook
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.checks import dtype_name
 from inlay.engine.torch.weights.families import next_token_layers
 from inlay.engine.torch.weights.quantised.reading import (
@@ -22,7 +23,6 @@ from inlay.engine.torch.weights.quantised.reading import (
     quantised_weights,
 )
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
-from inlay.errors import InvalidRequestError
 from inlay.tensors.table import check_tensors, config_of, stored_tensors
 from inlay.tensors.tidy_directory import tidied
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from inlay.engine.torch.weights.media_families import Family
+from inlay.engine.torch.weights.media_families import ImageFamily
 
 
 @dataclass
@@ -30,7 +30,7 @@ class _EmbeddingStub(nn.Module):
         return _HiddenStates(last_hidden_state=inputs_embeds)
 
 
-def split_tower(model: Any, family: Family) -> tuple[Any, Any]:
+def split_tower(model: Any, family: ImageFamily) -> tuple[Any, Any]:
     """Take `model` apart; it is not whole afterwards.
 
     Returns:

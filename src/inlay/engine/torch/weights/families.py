@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.embed.families import FAMILIES as EMBEDDING_FAMILIES
-from inlay.engine.torch.weights.media_families import DELTA, MEDIA_FAMILIES, Family
-from inlay.errors import InvalidRequestError
+from inlay.engine.torch.weights.media_families import DELTA, MEDIA_FAMILIES, ImageFamily
 
 if TYPE_CHECKING:
     # Imports torch, which the checks before loading must not need.
@@ -34,29 +34,29 @@ _LATENT = (
 )
 """Projections of multi-head latent attention, whose queries may also be compressed."""
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, ImageFamily] = {
     family.model_type: family
     for family in (
-        Family("deepseek_v2", "DeepseekV2ForCausalLM", fused=_LATENT),
-        Family("deepseek_v3", "DeepseekV3ForCausalLM", fused=_LATENT),
-        Family("gemma", "GemmaForCausalLM"),
-        Family("gemma2", "Gemma2ForCausalLM"),
-        Family("gemma3_text", "Gemma3ForCausalLM"),
-        Family("gemma4_text", "Gemma4ForCausalLM"),
-        Family("gpt_oss", "GptOssForCausalLM"),
-        Family("llama", "LlamaForCausalLM"),
-        Family("llama4_text", "Llama4ForCausalLM"),
-        Family("mistral", "MistralForCausalLM"),
-        Family("mixtral", "MixtralForCausalLM"),
-        Family("phi", "PhiForCausalLM"),
-        Family("phi3", "Phi3ForCausalLM"),
-        Family("qwen2", "Qwen2ForCausalLM", float32_scores=True),
-        Family("qwen2_moe", "Qwen2MoeForCausalLM", float32_scores=True),
-        Family("qwen3", "Qwen3ForCausalLM"),
-        Family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", fused=DELTA, recurrent=True),
-        Family("qwen3_5_text", "Qwen3_5ForCausalLM", fused=DELTA, recurrent=True),
-        Family("qwen3_moe", "Qwen3MoeForCausalLM"),
-        Family("qwen3_next", "Qwen3NextForCausalLM", fused=DELTA, recurrent=True),
+        ImageFamily("deepseek_v2", "DeepseekV2ForCausalLM", fused=_LATENT),
+        ImageFamily("deepseek_v3", "DeepseekV3ForCausalLM", fused=_LATENT),
+        ImageFamily("gemma", "GemmaForCausalLM"),
+        ImageFamily("gemma2", "Gemma2ForCausalLM"),
+        ImageFamily("gemma3_text", "Gemma3ForCausalLM"),
+        ImageFamily("gemma4_text", "Gemma4ForCausalLM"),
+        ImageFamily("gpt_oss", "GptOssForCausalLM"),
+        ImageFamily("llama", "LlamaForCausalLM"),
+        ImageFamily("llama4_text", "Llama4ForCausalLM"),
+        ImageFamily("mistral", "MistralForCausalLM"),
+        ImageFamily("mixtral", "MixtralForCausalLM"),
+        ImageFamily("phi", "PhiForCausalLM"),
+        ImageFamily("phi3", "Phi3ForCausalLM"),
+        ImageFamily("qwen2", "Qwen2ForCausalLM", float32_scores=True),
+        ImageFamily("qwen2_moe", "Qwen2MoeForCausalLM", float32_scores=True),
+        ImageFamily("qwen3", "Qwen3ForCausalLM"),
+        ImageFamily("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", fused=DELTA, recurrent=True),
+        ImageFamily("qwen3_5_text", "Qwen3_5ForCausalLM", fused=DELTA, recurrent=True),
+        ImageFamily("qwen3_moe", "Qwen3MoeForCausalLM"),
+        ImageFamily("qwen3_next", "Qwen3NextForCausalLM", fused=DELTA, recurrent=True),
     )
 }
 
@@ -85,7 +85,7 @@ REFUSED: dict[str, str] = {
 """Models that would silently be wrong here, or cannot run, with the reason."""
 
 
-def family_of(config: Mapping[str, Any]) -> Family:
+def family_of(config: Mapping[str, Any]) -> ImageFamily:
     """Return the family of a model's `config.json`.
 
     Raises:
@@ -119,7 +119,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     return _with_language_model(family, config)
 
 
-def _with_language_model(family: Family, config: Mapping[str, Any]) -> Family:
+def _with_language_model(family: ImageFamily, config: Mapping[str, Any]) -> ImageFamily:
     """Return `family` with the properties of the language model inside.
 
     Raises `InvalidRequestError` if that is not supported.

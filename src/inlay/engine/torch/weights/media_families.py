@@ -1,4 +1,4 @@
-"""`Family`, and the families of generation models with a tower of images or audio."""
+"""`ImageFamily`, and the families of generation models with a tower of images or audio."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -6,7 +6,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ImageFamily:
     """Properties of one kind of model.
 
     Attributes:
@@ -43,17 +43,17 @@ DELTA = (
 )
 """Projections of layers of the gated delta rule, and of those between them."""
 
-_with_tower = partial(Family, language="language_model")
+_with_tower = partial(ImageFamily, language="language_model")
 _with_mrope = partial(_with_tower, rope_axes=3)
 
-MEDIA_FAMILIES: dict[str, Family] = {
+MEDIA_FAMILIES: dict[str, ImageFamily] = {
     family.model_type: family
     for family in (
         _with_tower("gemma3", "Gemma3ForConditionalGeneration", bidirectional="all"),
         _with_tower("gemma4", "Gemma4ForConditionalGeneration", bidirectional="sliding"),
         _with_mrope("glm4v", "Glm4vForConditionalGeneration"),
         _with_mrope("glm4v_moe", "Glm4vMoeForConditionalGeneration"),
-        Family("idefics3", "Idefics3ForConditionalGeneration", language="text_model"),
+        ImageFamily("idefics3", "Idefics3ForConditionalGeneration", language="text_model"),
         _with_tower("internvl", "InternVLForConditionalGeneration"),
         _with_tower("llama4", "Llama4ForConditionalGeneration", own_head=True),
         _with_tower("llava", "LlavaForConditionalGeneration"),
@@ -72,7 +72,7 @@ MEDIA_FAMILIES: dict[str, Family] = {
         ),
         _with_mrope("qwen3_vl", "Qwen3VLForConditionalGeneration"),
         _with_mrope("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"),
-        Family("smolvlm", "SmolVLMForConditionalGeneration", language="text_model"),
+        ImageFamily("smolvlm", "SmolVLMForConditionalGeneration", language="text_model"),
         _with_tower("voxtral", "VoxtralForConditionalGeneration"),
     )
 }

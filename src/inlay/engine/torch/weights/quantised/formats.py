@@ -20,9 +20,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.weights.quantised.scheme import Scheme
-from inlay.engine.torch.weights.quantised.weight import Kind, QuantisedWeight
-from inlay.errors import InvalidRequestError
+from inlay.engine.torch.weights.quantised.weight import QuantisedWeight, QuantKind
 from inlay.tensors.table import StoredTensor
 
 Read: TypeAlias = Callable[[str], Tensor]
@@ -46,7 +46,7 @@ class Codes:
         order: [I] int64, input of each column; None for their own order.
     """
 
-    kind: Kind
+    kind: QuantKind
     codes: Tensor
     scales: Tensor
     zeros: Tensor | None
@@ -66,9 +66,9 @@ class Codes:
 
     def dense(self) -> Tensor:
         """Return W, float32 [O, I]."""
-        if self.kind is Kind.INT4:
+        if self.kind is QuantKind.INT4:
             values = self.codes.float() - 8
-        elif self.kind is Kind.INT8:
+        elif self.kind is QuantKind.INT8:
             values = self.codes.view(torch.int8).float()
         else:
             values = self.codes.view(torch.float8_e4m3fn).float()
@@ -173,10 +173,10 @@ def _whole(scheme: Scheme, files: _Files) -> Found:
         files.check("weight_zero_point", ("I8",), files.check(last, _SCALES).shape)
 
     def read(tensor: _Module) -> Codes:
-        kind = Kind.INT8 if weight.dtype == "I8" else Kind.FP8
+        kind = QuantKind.INT8 if weight.dtype == "I8" else QuantKind.FP8
         scales = _by_rows(tensor(last), rows, block[0])
         zeros = None
-        if has_zeros and kind is Kind.INT8:
+        if has_zeros and kind is QuantKind.INT8:
             zeros = _by_rows(tensor("weight_zero_point").int(), rows, block[0])
         return Codes(kind, tensor("weight").view(torch.uint8), scales, zeros, block[1])
 
@@ -223,7 +223,7 @@ def _packed(files: _Files) -> Found:
                 f"{packed.name} has shape {packed.shape} and weight_shape is {shape}: not 4 or 8 "
                 "bits in whole words"
             )
-        kind, middle = (Kind.INT4, 8) if bits == 4 else (Kind.INT8, 128)
+        kind, middle = (QuantKind.INT4, 8) if bits == 4 else (QuantKind.INT8, 128)
         codes = _unpack(tensor("weight_packed"), bits)
         scales = tensor("weight_scale")
         scales = scales.view(-1, 1) if scales.dim() < 2 else scales
@@ -254,7 +254,7 @@ def _awq(scheme: Scheme, files: _Files) -> Found:
     def read(tensor: _Module) -> Codes:
         codes = _unpack(tensor("qweight"), 4, _AWQ_PLACES).T
         zeros = _unpack(tensor("qzeros"), 4, _AWQ_PLACES).T.int() - 8
-        return _placed(Kind.INT4, codes, tensor("scales").T, zeros, group, None)
+        return _placed(QuantKind.INT4, codes, tensor("scales").T, zeros, group, None)
 
     return files.found(iter(("qweight", "qzeros", "scales")), read)
 
@@ -272,7 +272,7 @@ def _gptq(scheme: Scheme, files: _Files) -> Found:
     # 1 in every code: with its carries the inverse of taking 1 from each.
     ones = sum(1 << (scheme.bits * place) for place in range(count))
     ones -= (ones >> 31) << 32
-    kind, middle = (Kind.INT4, 8) if scheme.bits == 4 else (Kind.INT8, 128)
+    kind, middle = (QuantKind.INT4, 8) if scheme.bits == 4 else (QuantKind.INT8, 128)
 
     def read(tensor: _Module) -> Codes:
         stored = tensor("qzeros")
@@ -308,7 +308,7 @@ def _order(name: str, of_inputs: Tensor, group: int) -> Tensor | None:
 
 
 def _placed(
-    kind: Kind,
+    kind: QuantKind,
     codes: Tensor,
     scales: Tensor,
     zeros: Tensor | None,
@@ -316,7 +316,7 @@ def _placed(
     order: Tensor | None,
 ) -> Codes:
     """Return codes stored from 0 as `Codes` has them, columns in `order`."""
-    if kind is Kind.INT8:
+    if kind is QuantKind.INT8:
         codes = codes ^ 128
     codes = codes if order is None else codes[:, order]
     return Codes(kind, codes, scales, zeros, group, order)

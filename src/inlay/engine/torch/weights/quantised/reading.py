@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.weights.quantised.formats import Found, Read, find
 from inlay.engine.torch.weights.quantised.scheme import Scheme
 from inlay.engine.torch.weights.quantised.weight import KeptWeight, QuantisedWeight
-from inlay.errors import InvalidRequestError
 from inlay.tensors.table import stored_tensors
 
 _MERGED = re.compile(r"\.experts\.\d+\.")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 Block: TypeAlias = tuple[int, int]
 """Rows and columns that share a scale."""

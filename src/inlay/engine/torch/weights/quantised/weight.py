@@ -18,7 +18,7 @@ from torch.nn import functional as F
 _WIDTH = 64
 
 
-class Kind(IntEnum):
+class QuantKind(IntEnum):
     """Codes: of four bits, whose 0 stands for -8; of eight, in two's complement; float8 e4m3.
 
     The numbers are those of `native/quantised.cpp`.
@@ -31,7 +31,7 @@ class Kind(IntEnum):
     @property
     def bits(self) -> int:
         """Bits of a code."""
-        return 4 if self is Kind.INT4 else 8
+        return 4 if self is QuantKind.INT4 else 8
 
     @property
     def per_word(self) -> int:
@@ -54,7 +54,7 @@ class QuantisedWeight:
         order: [I] int64, which input each column is; None for their own order.
     """
 
-    kind: Kind
+    kind: QuantKind
     words: Tensor
     scales: Tensor
     shifts: Tensor | None
@@ -65,7 +65,7 @@ class QuantisedWeight:
     @classmethod
     def of(
         cls,
-        kind: Kind,
+        kind: QuantKind,
         codes: Tensor,
         scales: Tensor,
         zeros: Tensor | None,
@@ -175,12 +175,12 @@ def _panelled(of_groups: Tensor, padding: int) -> Tensor:
     return padded.view(-1, _WIDTH, padded.shape[1]).transpose(1, 2).contiguous()
 
 
-def _values(kind: Kind, codes: Tensor) -> Tensor:
+def _values(kind: QuantKind, codes: Tensor) -> Tensor:
     """Return the values of codes, float32."""
-    if kind is Kind.INT4:
+    if kind is QuantKind.INT4:
         return codes.float() - 8
     narrow = codes.to(torch.uint8)
-    return narrow.view(torch.int8 if kind is Kind.INT8 else torch.float8_e4m3fn).float()
+    return narrow.view(torch.int8 if kind is QuantKind.INT8 else torch.float8_e4m3fn).float()
 
 
 class KeptWeight(nn.Parameter):

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 DTYPE_SIZES: dict[str, int] = {
     "float64": 8,
@@ -110,8 +110,8 @@ class Rows(msgspec.Struct, frozen=True, tag="rows", array_like=True):
         bundle: further tensors of the same rows (positions, inner-layer features).
         atomic: attention inside is bidirectional, so the rows are never split by chunking or a
             cache hit.
-        digests: 16 bytes a row once `inlay.digest` has computed them, else None; for atomic rows
-            all the digests are those of (whole segment, index).
+        digests: 16 bytes a row once `inlay.messages.digest` has computed them, else None; for
+            atomic rows all the digests are those of (whole segment, index).
     """
 
     data: Buffer
@@ -174,7 +174,7 @@ class Media(msgspec.Struct, frozen=True, tag="media", array_like=True):
 
     Attributes:
         kind: "image", "audio" or "video".
-        digest: of the item, 16 bytes, as `inlay.digest.media_digest` makes it.
+        digest: of the item, 16 bytes, as `inlay.messages.digest.media_digest` makes it.
         num_positions: rows of this run.
         data: the encoded bytes of the item; None where `ref` names them, and in later runs.
         ref: name of the bytes.

@@ -7,8 +7,8 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from inlay.card import Stats
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.card import Stats
 
 R_co = TypeVar("R_co", covariant=True)
 

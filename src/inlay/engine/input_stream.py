@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from inlay.edges import Window
-from inlay.errors import InlayError
-from inlay.request import Input
+from inlay.base.errors import InlayError
+from inlay.messages.edges import Window
+from inlay.messages.request import Input
 
 
-class Inflow:
+class InputStream:
     """Inputs in the order they come in, of one stream or several. For one event loop.
 
     Attributes:
@@ -24,7 +24,7 @@ class Inflow:
         self.error: InlayError | None = None
 
     @classmethod
-    def of(cls, inputs: Sequence[Input]) -> "Inflow":
+    def of(cls, inputs: Sequence[Input]) -> "InputStream":
         """Return one that has all its inputs."""
         return cls(inputs, 0)
 

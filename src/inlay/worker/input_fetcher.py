@@ -7,11 +7,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from inlay import liveness
-from inlay.edges import Feed, Fetch, Window, renamed
-from inlay.engine.api import Peers
-from inlay.engine.inflow import Inflow
-from inlay.errors import (
+from inlay.base import liveness
+from inlay.base.errors import (
     LEASE_LOST,
     DeadlineExceededError,
     EngineError,
@@ -19,7 +16,10 @@ from inlay.errors import (
     NotFoundError,
     OverloadedError,
 )
-from inlay.request import Emit, Input, Output, Payload, Request, Task
+from inlay.engine.api import PeerWorkers
+from inlay.engine.input_stream import InputStream
+from inlay.messages.edges import Feed, Fetch, Window, renamed
+from inlay.messages.request import Emit, Input, Output, Payload, Request, Task
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 class Admit(Protocol):
     """Takes a request whose inputs are here, or come by an inflow."""
 
-    def __call__(self, request: Request, emit: Emit, inflow: Inflow | None = None, /) -> None:
+    def __call__(self, request: Request, emit: Emit, inflow: InputStream | None = None, /) -> None:
         """Admit it."""
 
 
-class LeasedInputs:
+class InputFetcher:
     """Fetches the inputs of requests."""
 
-    def __init__(self, peers: Peers, admit: Admit) -> None:
+    def __init__(self, peers: PeerWorkers, admit: Admit) -> None:
         self._peers = peers
         self._admit = admit
         self._fetching: dict[str, asyncio.Task[None]] = {}
@@ -91,7 +91,7 @@ class LeasedInputs:
         if not streams:
             self._admit(ready, emit)
             return
-        inflow = Inflow(inputs, len(streams))
+        inflow = InputStream(inputs, len(streams))
         self._admit(ready, _until_end(emit, self._fetching[request.id], inflow), inflow)
         await asyncio.gather(*(self._follow(request, *stream, inflow) for stream in streams))
 
@@ -99,7 +99,9 @@ class LeasedInputs:
         if self._waiting.pop(request.id, None) is not None:
             emit(request.end("error", error))
 
-    async def _follow(self, request: Request, feed: Feed, window: Window, inflow: Inflow) -> None:
+    async def _follow(
+        self, request: Request, feed: Feed, window: Window, inflow: InputStream
+    ) -> None:
         """Fetch as much as there is room for, until nothing follows."""
         at = 0
         try:
@@ -143,7 +145,7 @@ def _inputs(feed: Feed, payloads: list[Payload]) -> list[Input]:
     return [Input(port, payload) for port, payload in named if port is not None]
 
 
-def _until_end(emit: Emit, following: "asyncio.Task[None]", inflow: Inflow) -> Emit:
+def _until_end(emit: Emit, following: "asyncio.Task[None]", inflow: InputStream) -> Emit:
     """Return `emit` that stops fetching where the request has failed, and drops what else comes."""
 
     def take(output: Output) -> None:

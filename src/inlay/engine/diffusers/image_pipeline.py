@@ -1,4 +1,4 @@
-"""`Painter`: what a loaded pipeline, or a part of it, computes. Runs on one thread."""
+"""`ImagePipeline`: what a loaded pipeline, or a part of it, computes. Runs on one thread."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.diffusers import denoising
-from inlay.engine.diffusers.families.base import Family, Painting
+from inlay.engine.diffusers.families.base import DenoiseState, DiffusionFamily
 from inlay.engine.diffusers.loading import Loaded, weighted
 from inlay.engine.diffusers.lora import PipelineLoras
 from inlay.engine.torch.failures import memory_too_small
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Buffer
-from inlay.request import Diffusion, ImageFormat, Payload
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Diffusion, ImageFormat, Payload
 from inlay.tensors.tensor import NUMPY_DTYPES
 
 NEGATIVE = "negative_"
@@ -29,7 +29,7 @@ def has_negative(names: Iterable[str]) -> bool:
     return any(name.startswith(NEGATIVE) for name in names)
 
 
-def check_length(family: Family, text: str, param: str) -> int:
+def check_length(family: DiffusionFamily, text: str, param: str) -> int:
     """Return the tokens of a text. Raises `InvalidRequestError` if they are too many."""
     count, limit = family.count_tokens(text)
     if count > limit:
@@ -40,7 +40,7 @@ def check_length(family: Family, text: str, param: str) -> int:
     return count
 
 
-class Painter:
+class ImagePipeline:
     """The models of a pipeline or of a part, called for requests.
 
     Args:
@@ -103,7 +103,7 @@ class Painter:
     @torch.inference_mode()
     def begin(
         self, embeds: dict[str, torch.Tensor], params: Diffusion, adapter: str | None = None
-    ) -> Painting:
+    ) -> DenoiseState:
         """Draw the noise of a request's images.
 
         Args:
@@ -125,7 +125,7 @@ class Painter:
         positive = {
             name: tensor for name, tensor in embeds.items() if not name.startswith(NEGATIVE)
         }
-        painting = Painting(
+        painting = DenoiseState(
             width=params.width,
             height=params.height,
             positions=self._loaded.facts.positions(params.width, params.height),
@@ -146,7 +146,9 @@ class Painter:
             ) from error
         return painting
 
-    def step(self, paintings: Sequence[Painting], max_positions: int) -> list[EngineError | None]:
+    def step(
+        self, paintings: Sequence[DenoiseState], max_positions: int
+    ) -> list[EngineError | None]:
         """Do the next step of each painting; return, for each, why it cannot go on."""
         too_large = denoising.step(self._family, paintings, max_positions, self.loras)
         return [_error(painting, painting in too_large) for painting in paintings]
@@ -169,7 +171,7 @@ class Painter:
         }
 
 
-def _error(painting: Painting, too_large: bool) -> EngineError | None:
+def _error(painting: DenoiseState, too_large: bool) -> EngineError | None:
     if too_large:
         return memory_too_small(
             f"{len(painting.latents)} images of {painting.width}x{painting.height}"

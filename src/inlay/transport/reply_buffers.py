@@ -1,6 +1,6 @@
 """Memory that one end of a connection lends the other before it is answered.
 
-Neighbours (`inlay.transport.local.neighbours`) write large messages into each other's memory. One
+Neighbours (`inlay.transport.local.same_host`) write large messages into each other's memory. One
 that knows how long an answer can be says with the question where it belongs: it is then made there,
 and a small message says so.
 """
@@ -11,10 +11,10 @@ from weakref import WeakValueDictionary
 import msgspec
 import numpy as np
 
-from inlay.prompt import Buffer
-from inlay.transport.lent import Lent, Place
-from inlay.transport.local.neighbours import NOTHING_SHARED, SharedMemory
+from inlay.messages.prompt import Buffer
+from inlay.transport.local.same_host import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
+from inlay.transport.reply_buffer import BufferPlace, ReplyBuffer
 
 
 class Placed(msgspec.Struct, frozen=True, array_like=True):
@@ -26,32 +26,32 @@ class Placed(msgspec.Struct, frozen=True, array_like=True):
     """
 
     header: bytes
-    parts: tuple[bytes | Place, ...]
+    parts: tuple[bytes | BufferPlace, ...]
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Placed).decode
 
 
-class Lending:
+class ReplyBuffers:
     """Memory that one end of a connection has lent, and that it was lent."""
 
     def __init__(self, shared: SharedMemory, memory: ReceiveMemory) -> None:
         self._shared = shared
         self._memory = memory
-        self._lent: WeakValueDictionary[int, Lent] = WeakValueDictionary()
+        self._lent: WeakValueDictionary[int, ReplyBuffer] = WeakValueDictionary()
 
-    def lend(self, num_bytes: int) -> Lent | None:
+    def reserve_reply(self, num_bytes: int) -> ReplyBuffer | None:
         """Return memory that the other end may write to; None where there is none."""
         ours = self._shared.ours
         view = None if ours is None else self._memory.take(num_bytes, ours.reserve)
         offset = None if ours is None or view is None else ours.offset(view)
         if view is None or offset is None:
             return None
-        lent = self._lent[offset] = Lent(Place(offset, num_bytes), view)
+        lent = self._lent[offset] = ReplyBuffer(BufferPlace(offset, num_bytes), view)
         return lent
 
-    def borrowed(self, place: Place) -> memoryview:
+    def reply_memory(self, place: BufferPlace) -> memoryview:
         """Return memory that the other end has lent. Raises `ValueError` beyond its memory."""
         theirs, stop = self._shared.theirs, place.offset + place.size
         if not 0 <= place.offset <= stop <= len(theirs):
@@ -70,7 +70,7 @@ class Lending:
             return None
         start = _address(theirs)
         parts = [
-            Place(_address(buffer.view) - start, len(buffer))
+            BufferPlace(_address(buffer.view) - start, len(buffer))
             if buffer.view.obj is theirs.obj
             else bytes(buffer.view)
             for buffer in buffers
@@ -87,11 +87,11 @@ class Lending:
         """
         message = _decode(body)
         return message.header, [
-            Buffer(self._written(part) if isinstance(part, Place) else part)
+            Buffer(self._written(part) if isinstance(part, BufferPlace) else part)
             for part in message.parts
         ]
 
-    def _written(self, place: Place) -> memoryview:
+    def _written(self, place: BufferPlace) -> memoryview:
         lent = self._lent.get(place.offset)
         if lent is None or not 0 <= place.size <= lent.place.size:
             raise ValueError(f"{place.size} bytes are said to be at {place.offset}, not lent there")

@@ -21,7 +21,7 @@ import sys
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from inlay.address import Address
+from inlay.base.address import Address
 from inlay.transport.local.arena import Arena
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.stream import readable

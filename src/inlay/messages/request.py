@@ -10,12 +10,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from inlay.address import Address, KvRoom
-from inlay.edges import Feed, Fetch, HeldReason, Lease, Window
-from inlay.errors import ErrorFrame, InlayError
-from inlay.hidden_states import HiddenStates
-from inlay.prompt import Buffer, Prompt, Tokens
-from inlay.speech import Speech
+from inlay.base.address import Address, KvRoom
+from inlay.base.errors import ErrorFrame, InlayError
+from inlay.messages.edges import Feed, Fetch, HeldReason, PayloadLease, Window
+from inlay.messages.hidden_states import HiddenStates
+from inlay.messages.prompt import Buffer, Prompt, Tokens
+from inlay.messages.speech import Speech
 
 
 class Task(StrEnum):
@@ -228,7 +228,7 @@ class Payload(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         port: name of this result among those of the task, as in `PORTS`.
-        dtype: of `data`, one of `inlay.prompt.DTYPE_SIZES`.
+        dtype: of `data`, one of `inlay.messages.prompt.DTYPE_SIZES`.
         shape: of `data`.
         data: the elements, C order, little endian.
         last: nothing more follows on this port.
@@ -471,7 +471,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     error: ErrorFrame | None = None
     prompt_logprobs: PromptLogprobs | None = None
     payloads: tuple[Payload, ...] = ()
-    lease: Lease | None = None
+    lease: PayloadLease | None = None
     held: HeldReason | None = None
 
     @property

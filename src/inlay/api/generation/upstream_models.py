@@ -18,27 +18,27 @@ import msgspec
 
 from inlay.api.generation.chat_kinds import Prepare, UpstreamInput
 from inlay.api.generation.choices import ChoiceState, joined
-from inlay.api.generation.generation import Generation, Kept
+from inlay.api.generation.generation import Generation, WholeSink
 from inlay.api.generation.messages import MessageReader, ReadMessages
 from inlay.api.generation.sampling import check_request
 from inlay.api.schema.chat import ChatRequest
-from inlay.card import ModelCard
-from inlay.digest import Secret, row_digests
-from inlay.errors import EngineError, InvalidRequestError, NotFoundError, OverloadedError
-from inlay.hidden_states import HiddenStates
+from inlay.base.errors import EngineError, InvalidRequestError, NotFoundError, OverloadedError
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import OFFLOAD_BYTES, Call, Server
-from inlay.prompt import DTYPE_SIZES, Buffer, Rows, Tokens
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Secret, row_digests
+from inlay.messages.hidden_states import HiddenStates
+from inlay.messages.prompt import DTYPE_SIZES, Buffer, Rows, Tokens
+from inlay.messages.request import Payload, Task, Usage
 from inlay.render import Renderer
 from inlay.render.output import ContentDelta
-from inlay.request import Payload, Task, Usage
 from inlay.router import ServedModel
 from inlay.stages.graph import UNLIKE_TOKENIZERS, Graph
 from inlay.tensors import Tensor, to_rows
 
 
-def answering(server: Server, found: ServedModel) -> ServedModel:
+def resolve_model(server: Server, found: ServedModel) -> ServedModel:
     """Return the model that answers where a client names `found`.
 
     That may be an adapter of a model that writes before the one that answers.
@@ -58,7 +58,7 @@ def adapters_before(server: Server, name: str | None) -> Mapping[str, str]:
     return {stage.name: found.name}
 
 
-async def behind_others(
+async def run_upstream(
     call: Call,
     incoming: ParsedRequest[Any],
     request: ChatRequest,
@@ -83,7 +83,7 @@ async def behind_others(
     server = call.server
     check_request(call, request)
     if incoming.sources:
-        await server.prepare(call.memory.json, _check_first_models, messages, graph.name)
+        await server.run_prepared(call.memory.json, _check_first_models, messages, graph.name)
     without = replace(incoming, sources=(), parts=None)
     names = [*graph.before_text, graph.front]
     cards = {name: _card(call, graph, name) for name in names}
@@ -115,7 +115,7 @@ async def behind_others(
             if port == "hidden":
                 size = sum(len(payload.data) for payload in choice.payloads)
                 call.reservation.grow(2 * size)
-                rows = await server.prepare(
+                rows = await server.run_prepared(
                     size, _rows, choice.payloads, cards[following], server.secret
                 )
                 found = partial(_with_rows, messages, rows)
@@ -131,7 +131,7 @@ async def _check_tokenizers(server: Server, graph: Graph, cards: Mapping[str, Mo
     for start, end in graph.links:
         if end.name == "tokens":
             renderers = [await server.renderers.of(cards[port.stage]) for port in (start, end)]
-            if await server.prepare(OFFLOAD_BYTES, _differ, *renderers):
+            if await server.run_prepared(OFFLOAD_BYTES, _differ, *renderers):
                 raise EngineError(f"{start} -> {end}: {UNLIKE_TOKENIZERS}")
 
 
@@ -215,7 +215,7 @@ async def _run(call: Call, generation: Generation, model: str) -> None:
     with closing(generation):
         await call.server.awake(model)
         await generation.start(call.server.router, model, session=None)
-        await generation.each(Kept())
+        await generation.each(WholeSink())
 
 
 def _text(choice: ChoiceState) -> str:

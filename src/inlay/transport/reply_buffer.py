@@ -3,14 +3,14 @@
 import msgspec
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class BufferPlace(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of the memory that one end of a connection receives into."""
 
     offset: int
     size: int
 
 
-class Lent:
+class ReplyBuffer:
     """Memory that is lent for as long as this is held; then it may be used for something else.
 
     Attributes:
@@ -20,6 +20,6 @@ class Lent:
 
     __slots__ = ("__weakref__", "place", "view")
 
-    def __init__(self, place: Place, view: memoryview) -> None:
+    def __init__(self, place: BufferPlace, view: memoryview) -> None:
         self.place = place
         self.view = view

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from inlay.card import Feature, Prompts, Refusal
-from inlay.errors import InvalidRequestError
-from inlay.fields import SAMPLING
-from inlay.request import Request
+from inlay.base.errors import InvalidRequestError
+from inlay.messages.card import Feature, Prompts, Refusal
+from inlay.messages.fields import SAMPLING
+from inlay.messages.request import Request
 
 
 class _Meaning(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """The length of a context: one check, for frontends and for engines, which trust no frontend."""
 
-from inlay.errors import ContextLengthError
+from inlay.base.errors import ContextLengthError
 
 
 def check_length(

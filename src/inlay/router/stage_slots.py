@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 
-from inlay.errors import RateLimitedError
+from inlay.base.errors import RateLimitedError
 
 
-class Places:
+class StageSlots:
     """Requests under way by the stages that they will need.
 
     A stage takes as many as its workers may have, and as many more as may wait in the router. So

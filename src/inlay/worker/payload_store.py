@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from inlay.address import Address
-from inlay.edges import NONE_WANTED, Fetch, Lease, Window
-from inlay.errors import (
+from inlay.base.address import Address
+from inlay.base.errors import (
     LEASE_LOST,
     DeadlineExceededError,
     ErrorFrame,
@@ -19,7 +18,8 @@ from inlay.errors import (
     NotFoundError,
     OverloadedError,
 )
-from inlay.request import Emit, Output, Payload, Request, Task
+from inlay.messages.edges import NONE_WANTED, Fetch, PayloadLease, Window
+from inlay.messages.request import Emit, Output, Payload, Request, Task
 
 HELD_BYTES = 1 << 30
 """Bytes that are kept at a time; a request that makes more ends with an error."""
@@ -135,7 +135,7 @@ class _Holding:
         return self.free(self.first + len(self.payloads))
 
 
-class HeldPayloads:
+class PayloadStore:
     """Keeps payloads of requests that say `hold`.
 
     A lease is an open request: it ends when the request is cancelled, when its frontend's
@@ -233,7 +233,7 @@ class HeldPayloads:
         self.num_bytes += size - (holding.supersede() if output.payloads else 0)
         holding.payloads += output.payloads
         holding.num_bytes += size
-        lease = Lease(address, holding.key) if new else None
+        lease = PayloadLease(address, holding.key) if new else None
         output = replace(output, payloads=(), lease=lease)
         reason = output.finish_reason
         if reason in ("error", "abort"):

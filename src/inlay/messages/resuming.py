@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from inlay.card import Exactness, ModelCard
-from inlay.hidden_states import hidden_port
-from inlay.request import Request, Sampling, Task
+from inlay.messages.card import Exactness, ModelCard
+from inlay.messages.hidden_states import hidden_port
+from inlay.messages.request import Request, Sampling, Task
 
 
 def features(request: Request) -> list[str]:
@@ -29,7 +29,7 @@ def features(request: Request) -> list[str]:
     return used
 
 
-def inexact(request: Request, card: ModelCard) -> list[str]:
+def non_resumable_features(request: Request, card: ModelCard) -> list[str]:
     """Features of `request` that an engine does not continue exactly, or but for rounding.
 
     Another draw from the same distribution is as good where the client gave no seed.
@@ -37,7 +37,7 @@ def inexact(request: Request, card: ModelCard) -> list[str]:
     return [name for name in features(request) if not _continues(name, request, card)]
 
 
-def behind(request: Request, given: Mapping[str, int]) -> Request:
+def remaining_request(request: Request, given: Mapping[str, int]) -> Request:
     """Return a request that asks for no hidden states that were given."""
     params = request.params
     if not isinstance(params, Sampling) or params.hidden_states is None:

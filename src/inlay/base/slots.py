@@ -6,26 +6,26 @@ from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from inlay.fair_queue import FairQueue
+from inlay.base.fair_queue import FairQueue
 
 _Turn = asyncio.Future[None]
 
 
-class Place:
+class Slot:
     """A place that a client has.
 
     Attributes:
-        busy: what occupies it, even after its holder has left.
+        pending: what occupies it, even after its holder has left.
     """
 
-    __slots__ = ("busy",)
+    __slots__ = ("pending",)
 
     def __init__(self) -> None:
-        self.busy: list[asyncio.Future[Any]] = []
+        self.pending: list[asyncio.Future[Any]] = []
 
     def occupy(self, work: "asyncio.Future[Any]") -> None:
         """Count the place as taken until `work` is done, such as a thread that cannot be ended."""
-        self.busy.append(work)
+        self.pending.append(work)
         work.add_done_callback(_seen)
 
 
@@ -35,7 +35,7 @@ def _seen(work: "asyncio.Future[Any]") -> None:
         work.exception()
 
 
-class Turns:
+class Slots:
     """A number of places, given to clients in turn.
 
     A client may have as many places as remain free, and one in any case: so one alone has half of
@@ -51,12 +51,12 @@ class Turns:
         self._waiting: FairQueue[tuple[Hashable, _Turn]] = FairQueue()
 
     @asynccontextmanager
-    async def taken(self, client: Hashable) -> AsyncIterator[Place]:
+    async def taken(self, client: Hashable) -> AsyncIterator[Slot]:
         """Have a place within this context, once it is the client's turn."""
         turn: _Turn = asyncio.get_running_loop().create_future()
         self._waiting.push((client, turn), client, 0)
         self._give()
-        place = Place()
+        place = Slot()
         try:
             await turn
             yield place
@@ -67,10 +67,10 @@ class Turns:
                 with suppress(KeyError, ValueError):  # it was passed over already
                     self._waiting.remove((client, turn), client, 0)
 
-    def _leave(self, client: Hashable, place: Place) -> None:
-        left = [work for work in place.busy if not work.done()]
+    def _leave(self, client: Hashable, place: Slot) -> None:
+        left = [work for work in place.pending if not work.done()]
         if left:
-            place.busy = left
+            place.pending = left
             left[0].add_done_callback(lambda _: self._leave(client, place))
             return
         self.free += 1

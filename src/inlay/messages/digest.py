@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import msgspec
 from blake3 import blake3
 
-from inlay.pace import yield_gil
-from inlay.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Segment, Tokens
+from inlay.base.pace import yield_gil
+from inlay.messages.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Segment, Tokens
 
 BLOCK_SIZE = 16
 """Positions in a block of the chain, whatever the engine's page size."""

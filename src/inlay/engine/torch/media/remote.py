@@ -1,4 +1,4 @@
-"""`EncodersApart`: rows of images from the workers that encode them."""
+"""`RemoteEncoders`: rows of images from the workers that encode them."""
 
 import asyncio
 import logging
@@ -8,13 +8,13 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from inlay.engine.api import Peers
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
+from inlay.engine.api import PeerWorkers
 from inlay.engine.torch.batch import DEEPSTACK
 from inlay.engine.torch.media.tower import ROWS, Arrays
-from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.media.spec import MediaSpec
-from inlay.prompt import Media, Prompt
-from inlay.request import PORTS, Payload, Pooling, Request, Task
+from inlay.messages.prompt import Media, Prompt
+from inlay.messages.request import PORTS, Payload, Pooling, Request, Task
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 30.0
 _PORT = PORTS[Task.ENCODE]
 
 
-class EncodersApart:
+class RemoteEncoders:
     """Asks the sources of a request for the rows of its images, one after the other.
 
     Args:
@@ -36,7 +36,7 @@ class EncodersApart:
     """
 
     def __init__(
-        self, peers: Peers, spec: MediaSpec, dtype: str, hidden_size: int, *, last: bool
+        self, peers: PeerWorkers, spec: MediaSpec, dtype: str, hidden_size: int, *, last: bool
     ) -> None:
         self._peers = peers
         self._dtype = dtype

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from inlay.edges import Lease
-from inlay.errors import InlayError, OverloadedError
-from inlay.request import Output, Payload
+from inlay.base.errors import InlayError, OverloadedError
+from inlay.messages.edges import PayloadLease
+from inlay.messages.request import Output, Payload
 from inlay.router.resume import ResumingStream
 
 log = logging.getLogger(__name__)
 
 
-class Making:
+class StageResult:
     """The payloads of a request, or the lease of them while its worker keeps them.
 
     Args:
@@ -28,7 +28,7 @@ class Making:
 
     Attributes:
         lease: of the last attempt.
-        made: nothing follows.
+        complete: nothing follows.
         error: why nothing follows, or None.
     """
 
@@ -51,10 +51,10 @@ class Making:
         self._stale = -1
         self._changed = asyncio.Event()
         self._stop: Callable[[], None] = lambda: None
-        self._forgo: Callable[[Lease | None], None] = lambda _: None
-        self._unread = False
-        self.lease: Lease | None = None
-        self.made = payloads is not None
+        self._stop_holding: Callable[[PayloadLease | None], None] = lambda _: None
+        self._detached = False
+        self.lease: PayloadLease | None = None
+        self.complete = payloads is not None
         self.error: Exception | None = None
 
     def take(self, output: Output) -> None:
@@ -66,13 +66,13 @@ class Making:
             self._attempt, self.lease = output.attempt, None
         if (further and not self._continues) or (self._newest and output.payloads):
             self._payloads, self._num_bytes = [], 0
-        if self._unread and output.lease is not None:
-            self._forgo(output.lease)
-        if not self._unread:
+        if self._detached and output.lease is not None:
+            self._stop_holding(output.lease)
+        if not self._detached:
             self._reserve(output)
             self._payloads += output.payloads
         self.lease = output.lease or self.lease
-        self.made = output.held is not None or output.finish_reason in ("stop", "length")
+        self.complete = output.held is not None or output.finish_reason in ("stop", "length")
         self._changed.set()
 
     def _reserve(self, output: Output) -> None:
@@ -89,11 +89,15 @@ class Making:
 
     def made_by(self, stream: ResumingStream) -> None:
         """Have `stream` begin anew where what its worker keeps is lost, and end where all ends."""
-        self._again, self._stop, self._forgo = stream.restart, stream.cancel, stream.forgo
+        self._again, self._stop, self._stop_holding = (
+            stream.restart,
+            stream.cancel,
+            stream.stop_holding,
+        )
         if self.error is not None:
             stream.cancel()
 
-    def told(self, output: Output) -> Output:
+    def on_output(self, output: Output) -> Output:
         """Take an output of a language model; return it without what it says of payloads.
 
         Raises the error of `give_up`, and as `take`.
@@ -103,7 +107,7 @@ class Making:
         self.take(output)
         if output.held is None:
             return msgspec.structs.replace(output, payloads=(), lease=None)
-        if not self.made:
+        if not self.complete:
             # Nobody reads the stream after the end of its text.
             self.fail(OverloadedError("what a stage has made is lost", retry_after=1))
         return msgspec.structs.replace(output, payloads=(), held=None, finish_reason=output.held)
@@ -118,28 +122,28 @@ class Making:
         self.fail(error)
         self._stop()
 
-    def unread(self) -> None:
+    def detach(self) -> None:
         """Have a request that is under way go on without keeping anything: its reader has ended.
 
         The reader's worker would pass over the rest, but not once it is lost itself.
         """
-        self._unread = True
-        if not self.made:
-            self._forgo(self.lease)
+        self._detached = True
+        if not self.complete:
+            self._stop_holding(self.lease)
 
-    def renew(self, lost: Lease) -> None:
+    def renew(self, lost: PayloadLease) -> None:
         """Have what was kept under a lease made again, if it is the last.
 
         Raises:
             OverloadedError: nobody can.
         """
         if self.lease == lost:
-            if self.made or self._again is None:
+            if self.complete or self._again is None:
                 raise OverloadedError("what a stage has made is lost", retry_after=1)
             self.lease, self._stale = None, self._attempt
             self._again()
 
-    async def inputs(self, *, streamed: bool) -> Lease | Sequence[Payload]:
+    async def inputs(self, *, streamed: bool) -> PayloadLease | Sequence[Payload]:
         """Return the lease, or the payloads themselves where nobody keeps them.
 
         Args:
@@ -152,9 +156,9 @@ class Making:
             self._changed.clear()
             if self.error is not None:
                 raise self.error
-            if self.lease is not None and (streamed or self.made):
+            if self.lease is not None and (streamed or self.complete):
                 return self.lease
-            if self.made and self.lease is None:
+            if self.complete and self.lease is None:
                 return self._payloads
             await self._changed.wait()
 
@@ -163,7 +167,7 @@ class Running:
     """A request of a stage, read until all is made, and kept open until it is released."""
 
     def __init__(
-        self, stream: ResumingStream, making: Making, count: Callable[[Output], None]
+        self, stream: ResumingStream, making: StageResult, count: Callable[[Output], None]
     ) -> None:
         self.making = making
         self._count = count
@@ -177,7 +181,7 @@ class Running:
                     check(output)
                     self.making.take(output)
                     self._count(output)
-                if self.making.made:
+                if self.making.complete:
                     return
         except InlayError as error:
             self.making.fail(error)

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from inlay.card import Address
-from inlay.digest import Secret
-from inlay.errors import OverloadedError
-from inlay.transport.connection import HANDSHAKE_SECONDS, Connection
+from inlay.base.errors import OverloadedError
+from inlay.messages.card import Address
+from inlay.messages.digest import Secret
+from inlay.transport.connection import HANDSHAKE_SECONDS, TcpPeer
 from inlay.transport.listener import Listener
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.messages import FromWorker, Hello
@@ -20,13 +20,13 @@ from inlay.transport.tls import Identity
 _TOKEN_BYTES = 16
 
 
-class Reception:
+class ReverseDial:
     """Takes the connections of workers that were invited."""
 
     def __init__(self, secret: Secret, memory: ReceiveMemory, identity: Identity) -> None:
         self._fingerprint = identity.fingerprint
         self._address: Address | None = None
-        self._invited: dict[bytes, asyncio.Future[Connection[FromWorker]]] = {}
+        self._invited: dict[bytes, asyncio.Future[TcpPeer[FromWorker]]] = {}
         self._greeting: set[asyncio.Task[None]] = set()
         self._listener = Listener(
             secret,
@@ -46,7 +46,7 @@ class Reception:
         port = await self._listener.listen(bind, port)
         self._address = Address(host, port, self._fingerprint)
 
-    async def call(self, invite: Callable[[Address, bytes], None]) -> Connection[FromWorker]:
+    async def call(self, invite: Callable[[Address, bytes], None]) -> TcpPeer[FromWorker]:
         """Return the connection of a worker that `invite` sends the address and a token.
 
         Raises:
@@ -59,7 +59,7 @@ class Reception:
         try:
             invite(self._address, token)
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                connection: Connection[FromWorker] = await arrived
+                connection: TcpPeer[FromWorker] = await arrived
                 return connection
         except TimeoutError as error:
             raise OverloadedError(
@@ -70,12 +70,12 @@ class Reception:
         finally:
             del self._invited[token]
 
-    def _accepted(self, connection: Connection[Any]) -> None:
+    def _accepted(self, connection: TcpPeer[Any]) -> None:
         task = asyncio.create_task(self._greet(connection))
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)
 
-    async def _greet(self, connection: Connection[FromWorker]) -> None:
+    async def _greet(self, connection: TcpPeer[FromWorker]) -> None:
         with suppress(EOFError, TimeoutError, ValueError, msgspec.MsgspecError):
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 first = await connection.receive()

@@ -5,10 +5,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from inlay.address import Address as Address
-from inlay.errors import InvalidRequestError
+from inlay.base.address import Address as Address
+from inlay.base.errors import InvalidRequestError
 from inlay.media.spec import MediaSpec
-from inlay.request import GrammarKind, Task
+from inlay.messages.request import GrammarKind, Task
 from inlay.stages.graph import StageCard as StageCard
 
 PROTOCOL = 2
@@ -37,7 +37,8 @@ class Exactness(StrEnum):
 Feature: TypeAlias = str
 """Something that a request may ask for beyond a plain continuation of its prompt.
 
-The name of a plain sampling field (`inlay.fields`), or one that `inlay.refusals` knows.
+The name of a plain sampling field (`inlay.messages.fields`), or one that `inlay.messages.refusals`
+knows.
 """
 
 
@@ -383,7 +384,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
             stamps it.
         embedding_abs_max: largest absolute value in the embedding table, after the model's own
             scale.
-        dtype: activation dtype, one of `inlay.prompt.DTYPE_SIZES`.
+        dtype: activation dtype, one of `inlay.messages.prompt.DTYPE_SIZES`.
         prompt_embeds: why rows are refused by this model or engine, or None where they are
             accepted.
         eos_token_ids: the model's own end tokens.
@@ -404,7 +405,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         bootstrap: of a prefill worker with `kv_rooms`: host and port where decode workers find it.
         phase: of requests that the worker is meant for. It takes the others too, but for
             `kv_rooms`: routers weigh it.
-        kv_events: whether the worker tells which blocks it has cached, as `inlay.routing` says.
+        kv_events: whether the worker tells which blocks it has cached, as `inlay.messages.routing`
+        says.
         adapters: those that are loaded; it changes while a worker runs.
         address: where frontends of other machines connect to it.
         dials: it connects to the frontends that ask it to, as none can connect to it.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_type_hin
 
 import msgspec
 
-from inlay.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError
 
 
 class Bounds(NamedTuple):
@@ -195,7 +195,7 @@ FrequencyPenalty: TypeAlias = Annotated[
 class SamplingFields(msgspec.Struct, kw_only=True):
     """Sampling fields that mean to all engines what they mean here.
 
-    Each is a field of `inlay.request.Sampling` of the same name.
+    Each is a field of `inlay.messages.request.Sampling` of the same name.
     """
 
     temperature: Temperature = None

@@ -8,7 +8,7 @@ given no more requests than it has places (`max_num_seqs`), and the others wait 
 - Where a client within its share waits and no place is free, a sequence of a client beyond its
   share is preempted: the latest that can be resumed. It is aborted in the engine and waits again,
   first of its client's, with its output so far as `prior_output`. Then it has a turn: it is not
-  preempted again before it has made `TURN` tokens.
+  preempted again before it has made `PROTECTED_TOKENS` tokens.
 - Sequences that cannot be resumed may not take the last place, but for a client's first: so one
   place always comes back.
 
@@ -22,10 +22,10 @@ from contextlib import suppress
 from itertools import count
 from typing import Protocol
 
-from inlay.engine.fairness import TURN, Pages, excess, shares_of_places
+from inlay.base.fair_queue import FairQueue
+from inlay.engine.fairness import PROTECTED_TOKENS, Pages, excess, shares_of_places
 from inlay.engine.probe import FIRST
-from inlay.fair_queue import FairQueue
-from inlay.request import Request
+from inlay.messages.request import Request
 
 PROBES = 1
 """Places that the engine has beside those of clients."""
@@ -43,7 +43,7 @@ class Tracker(Protocol):
         """Output tokens so far."""
 
 
-class Place:
+class EngineSlot:
     """One request's place, or its wait for one.
 
     Attributes:
@@ -74,12 +74,12 @@ class Place:
         self.resumable = resumable
         self.preempt = preempt
         self._tracker = tracker
-        self._turn_ends = 0
+        self._protected_until = 0
 
     @property
-    def in_turn(self) -> bool:
-        """True if it was preempted, and has not made `TURN` tokens since."""
-        return self._tracker.num_tokens < self._turn_ends
+    def is_protected(self) -> bool:
+        """True if it was preempted, and has not made `PROTECTED_TOKENS` tokens since."""
+        return self._tracker.num_tokens < self._protected_until
 
     def grant(self) -> None:
         """It has its place."""
@@ -89,19 +89,19 @@ class Place:
 
     def end_turn(self) -> bool:
         """Return True if its turn has ended since the last call."""
-        if not self._turn_ends or self.in_turn:
+        if not self._protected_until or self.is_protected:
             return False
-        self._turn_ends = 0
+        self._protected_until = 0
         return True
 
-    def wait_again(self) -> None:
+    def requeue(self) -> None:
         """Wait for another place after a preemption."""
         self.granted = self._loop.create_future()
         self.num_preemptions += 1
-        self._turn_ends = self._tracker.num_tokens + TURN
+        self._protected_until = self._tracker.num_tokens + PROTECTED_TOKENS
 
 
-class Places:
+class EngineSlots:
     """The places of one engine, and the requests that wait for them; on the event loop.
 
     Attributes:
@@ -113,11 +113,11 @@ class Places:
         self.total = total
         self.num_preemptions = 0
         self._arrivals = count()
-        self._queue: FairQueue[Place] = FairQueue()
+        self._queue: FairQueue[EngineSlot] = FairQueue()
         self._waiting: Counter[str | None] = Counter()
-        self._running: set[Place] = set()
+        self._running: set[EngineSlot] = set()
         self._held: Counter[str | None] = Counter()
-        self._yielding: set[Place] = set()
+        self._yielding: set[EngineSlot] = set()
 
     @property
     def num_waiting(self) -> int:
@@ -129,7 +129,9 @@ class Places:
         """Requests that have a place, probes not counted."""
         return len(self._running)
 
-    def enter(self, tracker: Tracker, *, resumable: bool, preempt: Callable[[], None]) -> Place:
+    def enter(
+        self, tracker: Tracker, *, resumable: bool, preempt: Callable[[], None]
+    ) -> EngineSlot:
         """Have a request wait for a place; `leave` when it has ended.
 
         Args:
@@ -137,7 +139,7 @@ class Places:
             resumable: its output goes on as it would have, from a `prior_output`.
             preempt: aborts the request in the engine; `put_back` once it is out of it.
         """
-        place = Place(tracker, next(self._arrivals), resumable=resumable, preempt=preempt)
+        place = EngineSlot(tracker, next(self._arrivals), resumable=resumable, preempt=preempt)
         if place.order[0] <= FIRST:
             place.grant()
             return place
@@ -146,29 +148,29 @@ class Places:
         self._assign()
         return place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: EngineSlot) -> None:
         """A request has ended, and is out of the engine if it was in it."""
         self.stop_waiting(place)
         if place in self._running:
             self._free(place)
             self._assign()
 
-    def stop_waiting(self, place: Place | None) -> None:
+    def stop_waiting(self, place: EngineSlot | None) -> None:
         """A request waits no more, if it did: it has ended before it had a place."""
         if place is not None and not place.granted.done():
             self._queue.remove(place, place.client, place.order[0])
             self._count_out(place)
             place.granted.set_result(False)
 
-    def put_back(self, place: Place) -> None:
+    def put_back(self, place: EngineSlot) -> None:
         """A preempted request is out of the engine, and waits again."""
         self._free(place)
-        place.wait_again()
+        place.requeue()
         self._waiting[place.client] += 1
         self._queue.put_back(place, place.client, place.order[0])
         self._assign()
 
-    def note_progress(self, place: Place) -> None:
+    def note_progress(self, place: EngineSlot) -> None:
         """A request has made tokens: its turn may have ended."""
         if place.end_turn():
             self._reclaim()
@@ -184,7 +186,7 @@ class Places:
             place.grant()
         self._reclaim()
 
-    def _take_next(self) -> Place | None:
+    def _take_next(self) -> EngineSlot | None:
         """The next to have a place; None where the last place is kept."""
         best, firsts = self._queue.first().order[0], self._firsts()
         kept_from = self._kept_from()
@@ -205,7 +207,7 @@ class Places:
             if first.client in self._held and not first.resumable
         }
 
-    def _firsts(self) -> list[Place]:
+    def _firsts(self) -> list[EngineSlot]:
         """The next request of each client that waits."""
         firsts = (self._queue.first_of(client) for client in self._waiting)
         return [first for first in firsts if first is not None]
@@ -231,7 +233,7 @@ class Places:
             clients = len(self._held | self._waiting)
             shares = shares_of_places(self.total, clients, kept)
             for place in shares.yielding(first, Pages()):
-                if place.resumable and not place.in_turn:
+                if place.resumable and not place.is_protected:
                     break
             else:
                 return
@@ -240,14 +242,14 @@ class Places:
             self.num_preemptions += 1
             place.preempt()
 
-    def _free(self, place: Place) -> None:
+    def _free(self, place: EngineSlot) -> None:
         self._running.remove(place)
         self._yielding.discard(place)
         self._held[place.client] -= 1
         if not self._held[place.client]:
             del self._held[place.client]
 
-    def _count_out(self, place: Place) -> None:
+    def _count_out(self, place: EngineSlot) -> None:
         self._waiting[place.client] -= 1
         if not self._waiting[place.client]:
             del self._waiting[place.client]

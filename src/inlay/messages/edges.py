@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from inlay.address import Address
+from inlay.base.address import Address
 
 
 class Window(msgspec.Struct, frozen=True, array_like=True):
@@ -40,7 +40,7 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class Lease(msgspec.Struct, frozen=True, array_like=True):
+class PayloadLease(msgspec.Struct, frozen=True, array_like=True):
     """The place of what a request makes, which its worker keeps until the request is cancelled.
 
     Attributes:
@@ -69,7 +69,7 @@ class Feed(msgspec.Struct, frozen=True, array_like=True):
             before the stage begins.
     """
 
-    lease: Lease
+    lease: PayloadLease
     ports: Ports
     window: Window | None = None
 

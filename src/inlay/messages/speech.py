@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from inlay.prompt import Media
+from inlay.messages.prompt import Media
 
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True, tag="speech", omit_defaults=True):

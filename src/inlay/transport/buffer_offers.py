@@ -3,21 +3,21 @@
 import msgspec
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True):
+class BufferOffer(msgspec.Struct, frozen=True, array_like=True):
     """A large message that is to be sent.
 
     Attributes:
         sizes: in bytes of its parts, the header first.
         names: of the parts; empty for those without one.
-        takes_credit: the sender knows what credit is; older versions do not.
+        accepts_credit: the sender knows what credit is; older versions do not.
     """
 
     sizes: tuple[int, ...]
     names: tuple[str, ...]
-    takes_credit: bool = False
+    accepts_credit: bool = False
 
 
-class Places(msgspec.Struct, frozen=True, array_like=True):
+class BufferLocations(msgspec.Struct, frozen=True, array_like=True):
     """A grant by an end whose memory the other can write to.
 
     Attributes:
@@ -30,6 +30,6 @@ class Places(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_offer = msgspec.msgpack.Decoder(Offer).decode
+decode_offer = msgspec.msgpack.Decoder(BufferOffer).decode
 decode_present = msgspec.msgpack.Decoder(tuple[int, ...]).decode
-decode_places = msgspec.msgpack.Decoder(Places).decode
+decode_places = msgspec.msgpack.Decoder(BufferLocations).decode

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
-from inlay.pace import wanted_by_others
+from inlay.base.pace import wanted_by_others
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

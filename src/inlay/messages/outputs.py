@@ -6,9 +6,9 @@ from itertools import islice
 
 import msgspec
 
-from inlay.errors import EngineError, OverloadedError
-from inlay.prompt import Buffer
-from inlay.request import PORTS, Output, Payload, PromptLogprobs, Request, Usage
+from inlay.base.errors import EngineError, OverloadedError
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import PORTS, Output, Payload, PromptLogprobs, Request, Usage
 
 
 def pooled(request: Request, vectors: Buffer, size: int) -> Output:

@@ -1,6 +1,6 @@
 """Messages to routers: cached blocks of workers, and loads of frontends.
 
-The routing chain names the prefixes of a prompt at multiples of `inlay.digest.BLOCK_SIZE`
+The routing chain names the prefixes of a prompt at multiples of `inlay.messages.digest.BLOCK_SIZE`
 positions, whatever an engine's pages are. A worker makes the chain of each request it admits with
 `routing_chain`, remembers which of its engine's pages hold which part of it, and tells of the chain
 alone; so a router needs no other key than the one it makes of a prompt itself.
@@ -11,9 +11,9 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from inlay.card import ModelCard
-from inlay.digest import Chain, Secret, root_digest
-from inlay.prompt import Buffer, Prompt
+from inlay.messages.card import ModelCard
+from inlay.messages.digest import Chain, Secret, root_digest
+from inlay.messages.prompt import Buffer, Prompt
 
 KEY_SIZE = 8
 """Bytes of a block digest that routing looks at.

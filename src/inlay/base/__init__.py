@@ -1,0 +1,1 @@
+"""Shared by every room, of which it knows none: errors, clocks, queues, memory."""

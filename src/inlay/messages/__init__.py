@@ -1,0 +1,1 @@
+"""Messages between rooms and processes: prompts, requests, outputs, cards."""
