@@ -21,11 +21,11 @@ import numpy.typing as npt
 from PIL import Image
 
 from inlay import demo
-from inlay.engine.diffusers.engine import DiffusersEngine
 from inlay.engine.settings import EngineSettings
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Diffusion, Input, Output, Payload, Request, Task
+from inlay_stages.engines.diffusers.engine import DiffusersEngine
 
 _PROMPTS = ("red four", "blue seven", "green one", "black nine")
 _STEPS = (10, 14, 20)

@@ -37,8 +37,6 @@ from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Diffusion, Emit, Input, Output, Payload, Request, Task
 from inlay.router import Router
-from inlay.router.stage_result import StageResult
-from inlay.router.stages import Edge, Step, admitted, walk
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.link import PeerLink
@@ -50,6 +48,8 @@ from inlay.transport.peers import PeerConnections
 from inlay.transport.serve import serve
 from inlay.transport.tls import load_identity, make_certificate
 from inlay.worker.host import EngineHost
+from inlay_stages.stage_result import StageResult
+from inlay_stages.walk import Edge, Step, admitted, walk
 
 SECRET = Secret(bytes(32))
 LENGTHS = (1, 2, 3)

@@ -52,7 +52,7 @@ _IMPORTED = (
     "inlay.cli.frontend",
     "inlay.cli.serve",
     "inlay.cli.worker",
-    "inlay.engine.diffusers.engine",
+    "inlay_stages.engines.diffusers.engine",
     "inlay.engine.echo",
     "inlay.engine.embed.engine",
     "inlay.engine.torch.engine",

@@ -52,8 +52,8 @@ MAY_IMPORT = {
     "tensors": SHARED,
     "media": BASE | {"tensors"},
     "render": SHARED,
-    "transport": SHARED | {"stages"},
-    "router": SHARED | {"transport", "stages", "extension"},
+    "transport": SHARED,
+    "router": SHARED | {"transport", "extension"},
     "telemetry": {"errors"},
     "store": SHARED | {"tensors"},
     "http": SHARED
@@ -61,19 +61,18 @@ MAY_IMPORT = {
     | {"web", "extension"},
     "api": SHARED
     | {"http", "embedding", "media", "tensors", "render"}
-    | {"router", "transport", "store", "telemetry", "stages", "extension"},
+    | {"router", "transport", "store", "telemetry", "extension"},
     "adapter": SHARED | {"tensors"},
     "embedding": SHARED,
-    "worker": SHARED
-    | {"stages", "telemetry", "transport", "engine", "adapter", "tensors", "extension"},
+    "worker": SHARED | {"telemetry", "transport", "engine", "adapter", "tensors", "extension"},
     "engine": SHARED | {"embedding", "media", "tensors", "render", "adapter", "store", "extension"},
     "client": SHARED | {"media", "tensors", "render"},
     "demo": set[str](),
     "web": set[str](),
 }
-MAY_IMPORT["cli"] = {*MAY_IMPORT} | {"extension"}
-MAY_IMPORT["inlay_tools"] = {*MAY_IMPORT}
+MAY_IMPORT["cli"] = {*MAY_IMPORT} - {"stages"} | {"extension"}
 MAY_IMPORT["inlay_stages"] = {*MAY_IMPORT}
+MAY_IMPORT["inlay_tools"] = {*MAY_IMPORT}
 MAY_IMPORT["inlay_audit"] = {"errors", "client", "tensors", "cli", "extension", "inlay_tools"}
 """By room: a module or package of `inlay`, or an extension beside it."""
 OF_ALL = {"__version__", "extras"}
@@ -100,7 +99,7 @@ HEAVY = {
     "sglang",
     "diffusers",
 }
-HEAVY_MAY_BE_IN = ("inlay/engine/", "inlay_audit/neural/")
+HEAVY_MAY_BE_IN = ("inlay/engine/", "inlay_audit/neural/", "inlay_stages/engines/")
 MAX_LINES = 500
 MAX_COLUMNS = 100
 

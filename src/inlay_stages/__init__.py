@@ -1,4 +1,13 @@
-"""Pipelines of several models, and what they make beside text: images and speech."""
+"""Pipelines of several models, and what they make beside text: images and speech.
+
+walk.py             a request's way through the stages; stage_result.py: what one of them makes
+pipeline.py         GRAPH.yaml and its deployment, as models to serve
+graphs.py           the one graph of each pipeline in a fleet
+api/                /v1/images/generations, /v1/audio/speech; facts for /v1/models
+chat/               models in a row; an image or a sound behind the text of a chat
+worker/             payloads that are kept for other stages, inputs that are fetched from them
+engines/            diffusers, vLLM-Omni, speech
+"""
 
 from inlay.extension import Extension, TaskSpec
 
@@ -8,11 +17,11 @@ extension = Extension(
         TaskSpec("stage", "speaks", "makes no images", ("/v1/audio/speech",), field="audio"),
         TaskSpec("stage", "makes images", "makes no images", ("/v1/images/generations",)),
     ),
-    chat="inlay.api.openai.chat.stages:CHATS",
-    facts="inlay.api.openai.stage_models:describe",
-    models="inlay.cli.pipeline:MODELS",
-    worker="inlay.worker.stage_part:StagePart",
-    fleet="inlay.router.graphs:Graphs",
-    engines="inlay.engine.stage_engines:ENGINES",
-    routes="inlay.api.openai.stage_routes:ROUTES",
+    chat="inlay_stages.chat.kinds:CHATS",
+    facts="inlay_stages.api.facts:describe",
+    models="inlay_stages.pipeline:MODELS",
+    worker="inlay_stages.worker.part:StagePart",
+    fleet="inlay_stages.graphs:Graphs",
+    engines="inlay_stages.engines.specs:ENGINES",
+    routes="inlay_stages.api.routes:ROUTES",
 )

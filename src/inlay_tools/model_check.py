@@ -36,9 +36,9 @@ def self_check_of(name: str, dtype: DtypeName, device: Literal["auto", "cpu", "c
 
         found = _with_tower(settings, Encoder.load(settings))
     elif settings.engine == "diffusers":
-        from inlay.engine.diffusers.loading import load
-        from inlay.engine.diffusers.part_check import pipeline_parts
         from inlay.engine.torch.self_check.parts import checked_parts
+        from inlay_stages.engines.diffusers.loading import load
+        from inlay_stages.engines.diffusers.part_check import pipeline_parts
 
         loaded = load(settings)
         found = checked_parts(settings.self_check, loaded.dtype, pipeline_parts(loaded))

@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from inlay.api.generation import upstream_models
 from inlay.api.generation.choices import ChoicePiece
 from inlay.api.generation.messages import ReadMessages, read_messages
-from inlay.api.generation.upstream_models import run_upstream
 from inlay.api.openai.chat import route
 from inlay.api.schema.chat import AudioOptions, ChatRequest
 from inlay.base.errors import EngineError, OverloadedError, RateLimitedError
@@ -30,6 +28,8 @@ from inlay.render import ContentDelta, ReasoningDelta, Renderer
 from inlay.router.router import Router
 from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage
+from inlay_stages.chat import upstream_models
+from inlay_stages.chat.upstream_models import run_upstream
 from tests.models import EOS_ID, add_thinking, make, tiny
 from tests.router.scripted_stages import SEQS, ScriptedStage, World, card_of
 

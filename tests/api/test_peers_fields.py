@@ -19,11 +19,11 @@ from openai.types.responses import response_create_params as responses
 from inlay.api.app import routes
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
-from inlay.api.openai.schema.images import ImagesRequest
 from inlay.api.openai.schema.responses import ResponsesRequest
-from inlay.api.openai.schema.speech import SpeechRequest
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.unserved import reason_for, unserved
+from inlay_stages.api.schema.images import ImagesRequest
+from inlay_stages.api.schema.speech import SpeechRequest
 from tests.embedding_models import tiny_embedding
 from tests.live import fleet
 from tests.payloads import error, post

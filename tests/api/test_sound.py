@@ -15,10 +15,6 @@ import soundfile
 from msgspec.structs import replace
 
 from inlay.api.generation.choices import ChoicePiece
-from inlay.api.openai.chat.audio_shape import AudioChatShape
-from inlay.api.openai.images import painter_of
-from inlay.api.openai.sound_files import FinishedFile, SampledFile
-from inlay.api.openai.speech import pipeline_of
 from inlay.base.errors import InvalidRequestError
 from inlay.http import FrontendSettings
 from inlay.http.server import OFFLOAD_BYTES, Server, check_task
@@ -28,6 +24,10 @@ from inlay.messages.prompt import Buffer
 from inlay.messages.request import Payload, Task
 from inlay.render import ContentDelta, ToolCallDelta
 from inlay.stages.graph import Graph, Stage
+from inlay_stages.api.images import painter_of
+from inlay_stages.api.sound_files import FinishedFile, SampledFile
+from inlay_stages.api.speech import pipeline_of
+from inlay_stages.chat.audio_shape import AudioChatShape
 from tests.router.scripted_stages import ScriptedStage, World, card_of
 from tests.router.standing import CARD
 

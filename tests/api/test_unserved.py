@@ -16,13 +16,13 @@ from inlay.api.openai.schema.embeddings import (
     RerankRequest,
     ScoreRequest,
 )
-from inlay.api.openai.schema.images import ImagesRequest
 from inlay.api.openai.schema.responses import ResponsesRequest
-from inlay.api.openai.schema.speech import SpeechRequest
 from inlay.api.openai.schema.tokenize import TokenizeRequest
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.unserved import UNSERVED, reason_for, unserved
 from inlay.base.errors import InvalidRequestError
+from inlay_stages.api.schema.images import ImagesRequest
+from inlay_stages.api.schema.speech import SpeechRequest
 
 TYPES = (
     MessagesInput,

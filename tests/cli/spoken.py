@@ -16,7 +16,6 @@ import torch
 from transformers import AutoTokenizer
 
 from inlay.engine.settings import EngineSettings
-from inlay.engine.speech.loading import SYSTEM
 from inlay.engine.torch.engine import TorchEngine
 from inlay.media.positions import media_runs
 from inlay.messages.digest import Secret
@@ -25,6 +24,7 @@ from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Input, Output, Request, Sampling
 from inlay.messages.speech import Speech
 from inlay.render import Renderer
+from inlay_stages.engines.speech.loading import SYSTEM
 from tests.engine.speech.test_speech import answer_to, codes_of, sounds, states, talker
 from tests.engine.torch.vision_reference import (
     Clip,

@@ -18,9 +18,9 @@ import yaml
 from safetensors.torch import save_file
 
 from inlay.base.errors import InvalidRequestError
-from inlay.cli.pipeline import read_graph
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.render import Renderer
+from inlay_stages.pipeline import read_graph
 from tests import adapters
 from tests.engine import reference
 from tests.equality.reference import model_of, rows_of, tokenizer_of

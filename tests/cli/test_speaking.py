@@ -21,8 +21,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from inlay.engine.speech.loading import SPEAKERS, SYSTEM
 from inlay.render import Renderer
+from inlay_stages.engines.speech.loading import SPEAKERS, SYSTEM
 from tests.cli.spoken import (
     BAD_PARTS,
     CHAT,

@@ -20,14 +20,14 @@ from PIL import Image
 
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.engine.api import Engine
-from inlay.engine.diffusers import engine as engine_module
-from inlay.engine.diffusers.engine import DiffusersEngine
-from inlay.engine.diffusers.families.base import Row
-from inlay.engine.diffusers.image_pipeline import ImagePipeline, payload
 from inlay.engine.settings import EngineSettings
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Diffusion, Input, Output, Payload, Request, Task
+from inlay_stages.engines.diffusers import engine as engine_module
+from inlay_stages.engines.diffusers.engine import DiffusersEngine
+from inlay_stages.engines.diffusers.families.base import Row
+from inlay_stages.engines.diffusers.image_pipeline import ImagePipeline, payload
 from tests.diffusion_models import save_flux, save_qwen_image, save_stable_diffusion
 from tests.scratch import scratch
 
@@ -432,7 +432,7 @@ async def test_a_sleeping_engine_has_no_models_and_wakes_with_the_same_answers(p
 def test_a_family_that_is_not_served_and_a_directory_without_weights_are_named(
     tmp_path: Path,
 ) -> None:
-    from inlay.engine.diffusers.loading import load
+    from inlay_stages.engines.diffusers.loading import load
 
     (tmp_path / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
     settings = EngineSettings(model=str(tmp_path), engine="diffusers")

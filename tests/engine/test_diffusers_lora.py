@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 from inlay.adapter.files import PIPELINE
 from inlay.adapter.library import AdapterLibrary, Opened
 from inlay.base.errors import InvalidRequestError, OverloadedError
-from inlay.engine.diffusers.engine import DiffusersEngine
-from inlay.engine.diffusers.image_pipeline import tensor_of
-from inlay.engine.diffusers.lora import PipelineLoras
 from inlay.messages.card import Adapter
 from inlay.messages.commands import LoadAdapter, Sleep, WakeUp
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost
+from inlay_stages.engines.diffusers.engine import DiffusersEngine
+from inlay_stages.engines.diffusers.image_pipeline import tensor_of
+from inlay_stages.engines.diffusers.lora import PipelineLoras
 from tests.engine.conformance import SECRET
 from tests.engine.test_diffusers import (
     FAMILIES,

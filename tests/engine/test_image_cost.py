@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from inlay.base.errors import InvalidRequestError
-from inlay.engine.diffusers.families import FAMILIES
-from inlay.engine.diffusers.families.base import Row
+from inlay_stages.engines.diffusers.families import FAMILIES
+from inlay_stages.engines.diffusers.families.base import Row
 from tests.engine.test_diffusers import PROMPT, Run, params, serving, text
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass
 
 from inlay.base.errors import EngineError, InlayError
-from inlay.engine.jobs import Jobs
 from inlay.messages.request import Diffusion, FinishReason, Request, Task
+from inlay_stages.engines.jobs import Jobs
 
 
 @dataclass(eq=False)

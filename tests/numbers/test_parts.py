@@ -12,11 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.base.errors import EngineError
-from inlay.engine.diffusers.engine import DiffusersEngine
-from inlay.engine.diffusers.loading import load as load_pipeline
-from inlay.engine.diffusers.part_check import pipeline_parts
 from inlay.engine.settings import EngineSettings
-from inlay.engine.speech.loading import load as load_speech
 from inlay.engine.torch.media.loading import load_tower, media_encoder
 from inlay.engine.torch.media.part_check import tower_parts
 from inlay.engine.torch.media.readers import readers_of
@@ -25,6 +21,10 @@ from inlay.engine.torch.self_check.parts import Part, checked_parts, in_float32
 from inlay.engine.torch.self_check.reference import relative
 from inlay.messages.card import SelfCheck
 from inlay.messages.digest import Secret
+from inlay_stages.engines.diffusers.engine import DiffusersEngine
+from inlay_stages.engines.diffusers.loading import load as load_pipeline
+from inlay_stages.engines.diffusers.part_check import pipeline_parts
+from inlay_stages.engines.speech.loading import load as load_speech
 from tests.engine.test_diffusers import FAMILIES, model
 from tests.engine.torch.test_vision import CASES
 from tests.engine.torch.vision_reference import directory_of, spec
@@ -240,7 +240,7 @@ async def test_a_denoiser_that_is_not_finite_does_not_start(
         unet.conv_out.bias.data[0] = torch.inf
         return loaded
 
-    monkeypatch.setattr("inlay.engine.diffusers.engine.load", broken)
+    monkeypatch.setattr("inlay_stages.engines.diffusers.engine.load", broken)
     engine = DiffusersEngine(given, Secret(bytes(32)))
     with pytest.raises(EngineError, match="denoiser makes in bfloat16 is not finite"):
         await engine.start()

@@ -20,9 +20,9 @@ from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.transport.output_queue import OutputQueue
 from inlay.worker.host import EngineHost
-from inlay.worker.input_fetcher import InputFetcher
-from inlay.worker.payload_store import PayloadStore
-from inlay.worker.stage_part import StagePart
+from inlay_stages.worker.input_fetcher import InputFetcher
+from inlay_stages.worker.part import StagePart
+from inlay_stages.worker.payload_store import PayloadStore
 from tests.router.standing import CARD
 from tests.transport.direct import DirectPlane
 

@@ -15,9 +15,9 @@ from inlay.messages.edges import NEWEST, Fetch, PayloadLease
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Diffusion, FinishReason, Input, Output, Payload, Request, Task
 from inlay.router import resume
-from inlay.router.stage_result import StageResult
-from inlay.router.stages import admitted, plan, walk
-from inlay.worker.payload_store import PayloadStore
+from inlay_stages.stage_result import StageResult
+from inlay_stages.walk import admitted, plan, walk
+from inlay_stages.worker.payload_store import PayloadStore
 from tests.router.scripted_stages import (
     GRAPH,
     SHOWN,

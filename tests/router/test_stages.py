@@ -18,14 +18,15 @@ from inlay.messages.commands import Drain, ReadStats
 from inlay.messages.edges import Feed, PayloadLease, Window
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Emit, Input, Output, Payload, Request
-from inlay.router import resume, stages
+from inlay.router import resume
 from inlay.router.settings import RouterSettings
-from inlay.router.stage_result import Running, StageResult
-from inlay.router.stages import StageOutput, admitted, plan, walk
 from inlay.stages.kinds import STREAMS
-from inlay.worker import payload_store
-from inlay.worker.input_fetcher import InputFetcher
-from inlay.worker.payload_store import PayloadStore
+from inlay_stages import walk as stages
+from inlay_stages.stage_result import Running, StageResult
+from inlay_stages.walk import StageOutput, admitted, plan, walk
+from inlay_stages.worker import payload_store
+from inlay_stages.worker.input_fetcher import InputFetcher
+from inlay_stages.worker.payload_store import PayloadStore
 from tests.router.scripted_stages import (
     FILED,
     ITEMS,

@@ -15,9 +15,9 @@ from safetensors.numpy import save_file
 
 from inlay import demo as bundled
 from inlay.base.errors import InvalidRequestError
-from inlay.cli.pipeline import Deployment, read_deployment, read_graph, stage_settings
 from inlay.stages.graph import Graph, check
 from inlay.stages.kinds import KINDS
+from inlay_stages.pipeline import Deployment, read_deployment, read_graph, stage_settings
 
 PAINTER: dict[str, Any] = {
     "name": "painter",

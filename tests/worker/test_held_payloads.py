@@ -17,8 +17,8 @@ from inlay.transport.listener import Listener, dial
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.messages import Cancel, FromWorker, Outputs, Submit, ToWorker
 from inlay.transport.serve import serve
-from inlay.worker import payload_store
 from inlay.worker.host import EngineHost
+from inlay_stages.worker import payload_store
 from tests import virtual_time
 from tests.live import SECRET
 from tests.router.scripted_stages import ScriptedStage, kept_by, stage_request

@@ -6,7 +6,7 @@ is created.
 
 `settings.py` is the one declaration of a worker's engine flags, `spec.py` the registry that
 `create` chooses from: `torch` (built in), `embed` (embeddings and scores with transformers),
-`vllm`, `sglang`, `diffusers` and `vllm_omni` (images), and `echo.py` (no model, for tests). Shared
+`vllm`, `sglang` and `echo.py` (no model, for tests), and those of extensions. Shared
 by all: `admission.py` (checks of requests before they cost anything), `task.py` (the task of
 `--task auto`), `weights.py` (model files and their identity), `model_files.py` (facts read from
 them), `ranks.py` (data-parallel ranks: each is a worker process of its own, so that a router knows

@@ -12,7 +12,7 @@ from inlay.messages.request import Request, Sampling, Task
 def features(request: Request) -> list[str]:
     """Names of `ModelCard.resuming` that the output of `request` depends on."""
     if request.task is Task.STAGE:
-        return []  # its payloads are made again, each whole; `inlay.router.stages` passes some over
+        return []  # its payloads are made again, each whole; `inlay_stages.walk` passes some over
     if request.task is not Task.GENERATE:
         return ["payloads"]
     sampling = request.sampling

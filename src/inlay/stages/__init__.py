@@ -1,4 +1,4 @@
-"""Pipelines of several models behind one request: the graph of stages, and plans through it.
+"""Pipelines of several models behind one request: the graph of stages.
 
-Pure Python, without a model or a transport: `inlay.router.stages` walks a plan.
+Pure Python, without a model or a transport: an extension walks it.
 """

@@ -22,14 +22,14 @@ from inlay.base.errors import (
 )
 from inlay.engine.input_stream import InputStream
 from inlay.engine.settings import EngineSettings
-from inlay.engine.speech.engine import SpeechEngine
-from inlay.engine.speech.job import Piece
-from inlay.engine.speech.talker import Talk
 from inlay.media.sound_files import FORMATS
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Input, Output, Payload, Request, Task
 from inlay.messages.speech import Speech
+from inlay_stages.engines.speech.engine import SpeechEngine
+from inlay_stages.engines.speech.job import Piece
+from inlay_stages.engines.speech.talker import Talk
 from tests.engine.speech.test_speech import states
 from tests.omni_models import omni
 

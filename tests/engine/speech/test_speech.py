@@ -16,14 +16,14 @@ from torch import Tensor
 
 from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
-from inlay.engine.speech.job import Piece, tensor_of
-from inlay.engine.speech.loading import load
-from inlay.engine.speech.talker import Talk, Talker
-from inlay.engine.speech.vocoder import Vocoder, VocoderState
 from inlay.media.positions import media_runs
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Input, Payload
 from inlay.messages.speech import Speech
+from inlay_stages.engines.speech.job import Piece, tensor_of
+from inlay_stages.engines.speech.loading import load
+from inlay_stages.engines.speech.talker import Talk, Talker
+from inlay_stages.engines.speech.vocoder import Vocoder, VocoderState
 from tests.engine.torch.vision_reference import (
     Clip,
     Parts,

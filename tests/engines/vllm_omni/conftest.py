@@ -26,7 +26,7 @@ def pytest_configure() -> None:
     # What it warns of while it is imported is not of the tests.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import_module("inlay.engine.vllm_omni.engine")
+        import_module("inlay_stages.engines.vllm_omni.engine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

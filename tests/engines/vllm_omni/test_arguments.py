@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from inlay.base.errors import InvalidRequestError
-from inlay.engine.vllm_omni.arguments import omni_arguments
+from inlay_stages.engines.vllm_omni.arguments import omni_arguments
 from tests.engines.vllm_omni.serving import settings
 
 

@@ -20,10 +20,10 @@ from inlay.base.errors import (
     EngineError,
     InvalidRequestError,
 )
-from inlay.engine.diffusers.image_pipeline import payload
-from inlay.engine.vllm_omni.engine import VllmOmniEngine
-from inlay.engine.vllm_omni.prompts import sampling_of
 from inlay.messages.request import Diffusion, Input
+from inlay_stages.engines.diffusers.image_pipeline import payload
+from inlay_stages.engines.vllm_omni.engine import VllmOmniEngine
+from inlay_stages.engines.vllm_omni.prompts import sampling_of
 from tests.engine.conformance import SECRET
 from tests.engine.test_diffusers import (
     PROMPT,

@@ -1,0 +1,1 @@
+"""Types of requests and responses of images and speech."""

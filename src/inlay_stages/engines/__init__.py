@@ -1,0 +1,1 @@
+"""Engines of stages: diffusers, vLLM-Omni, and speech."""
