@@ -13,6 +13,7 @@ from inlay.engine.sglang.capabilities import REFUSALS
 from inlay.messages.fields import (
     FOR_SGLANG,
     FOR_VLLM,
+    LACKED_BY_SGLANG,
     MODEL_DEFAULTS,
     SAMPLING,
     Bounds,
@@ -30,8 +31,9 @@ def test_a_neutral_value_is_the_default_of_the_sampling() -> None:
 
 
 def test_every_engine_is_given_each_plain_field_or_refuses_it() -> None:
-    # The rest each engine's own `params_of` says in its own way.
     refused = {refusal.feature for refusal in REFUSALS}
+    assert set(LACKED_BY_SGLANG) <= refused
+    # The rest each engine's own `params_of` says in its own way.
     assert set(SAMPLING) - {name for _, name in FOR_VLLM} == {"min_tokens", "ignore_eos"}
     assert set(SAMPLING) - {name for _, name in FOR_SGLANG} - refused == {"top_k", "ignore_eos"}
 

@@ -42,7 +42,8 @@ class Field(msgspec.Struct, frozen=True):
         bounds: of a number.
         neutral: value of the `Sampling` field of this name that changes nothing.
         model_default: the model's generation config has the value where a request has none.
-        vllm: name in vLLM's parameters, if the value is given to it as it is.
+        vllm: name in vLLM's parameters, if the value is given to it as it is; "" if inlay does
+            that itself; None if vLLM lacks it, and a request for it is refused.
         sglang: likewise of SGLang.
     """
 
@@ -51,8 +52,8 @@ class Field(msgspec.Struct, frozen=True):
     bounds: Bounds | None = None
     neutral: int | float | bool | None = None
     model_default: bool = False
-    vllm: str = ""
-    sglang: str = ""
+    vllm: str | None = None
+    sglang: str | None = None
 
 
 def field(text: str, example: Any = None, **declared: Any) -> msgspec.Meta:
@@ -126,6 +127,7 @@ TopK: TypeAlias = Annotated[
         neutral=0,
         model_default=True,
         vllm="top_k",
+        sglang="",
     ),
 ]
 MinP: TypeAlias = Annotated[
@@ -161,11 +163,17 @@ MinTokens: TypeAlias = Annotated[
         8,
         bounds=Bounds(0),
         neutral=0,
+        vllm="",
     ),
 ]
 IgnoreEos: TypeAlias = Annotated[
     bool | None,
-    field("go on behind the model's own end tokens; false when absent.", neutral=False),
+    field(
+        "go on behind the model's own end tokens; false when absent.",
+        neutral=False,
+        vllm="",
+        sglang="",
+    ),
 ]
 PresencePenalty: TypeAlias = Annotated[
     float | None,
@@ -222,3 +230,7 @@ MODEL_DEFAULTS: Mapping[str, type[int] | type[float]] = {
 FOR_VLLM = tuple((each.vllm, name) for name, each in SAMPLING.items() if each.vllm)
 FOR_SGLANG = tuple((each.sglang, name) for name, each in SAMPLING.items() if each.sglang)
 """Names in an engine's parameters, and here."""
+
+LACKED_BY_VLLM = tuple(name for name, each in SAMPLING.items() if each.vllm is None)
+LACKED_BY_SGLANG = tuple(name for name, each in SAMPLING.items() if each.sglang is None)
+"""Fields that an engine does not have."""

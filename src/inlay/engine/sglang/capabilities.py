@@ -4,6 +4,7 @@ The models whose prompts may be rows, those that make vectors, and what is refus
 """
 
 from inlay.messages.card import Refusal
+from inlay.messages.fields import LACKED_BY_SGLANG
 
 TESTED = "0.5.23"
 """The release the table below was made with."""
@@ -37,7 +38,7 @@ NOT_ALONE = (
     "known to be one"
 )
 
-REFUSALS = (
+_OWN_REFUSALS = (
     Refusal("repetition_penalty", "any", "SGLang's sees the output alone, and not the prompt"),
     Refusal("prompt_logprobs", "any", "SGLang does not say how each token ranked"),
     Refusal("bad_words", "any", "SGLang has no such thing"),
@@ -53,6 +54,16 @@ REFUSALS = (
         "SGLang would count the tokens of the other worker as the prompt's",
     ),
 )  # fmt: skip
+
+_KNOWN = {refusal.feature for refusal in _OWN_REFUSALS}
+REFUSALS = (
+    *_OWN_REFUSALS,
+    *(
+        Refusal(name, "any", "SGLang has no such thing")
+        for name in LACKED_BY_SGLANG
+        if name not in _KNOWN
+    ),
+)
 """Features that no request may ask for."""
 
 SEEDED_MIN_P = Refusal(

@@ -9,6 +9,7 @@ cannot happen here.
 from typing import Any
 
 from inlay.messages.card import Refusal
+from inlay.messages.fields import LACKED_BY_VLLM
 
 TESTED = "0.32"
 """The release line the table below was made with."""
@@ -126,6 +127,7 @@ def refusals(
         Refusal("temperature_above_2", "any", _HOT),
         Refusal("prior_output_with_grammar", "any", _PRIOR_GRAMMAR),
         Refusal("prior_output_with_penalties", "any", _PRIOR_PENALTIES),
+        *(Refusal(name, "any", "vLLM has no such thing") for name in LACKED_BY_VLLM),
     )
     return (
         *always,
