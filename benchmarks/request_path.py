@@ -29,8 +29,7 @@ from inlay.router import Router
 
 ROOT = f"{Path(inlay.__file__).parent}/"
 PORT = 8241
-SHARED = {"prompt.py", "request.py", "card.py", "errors.py", "pace.py", "liveness.py"}
-SHARED |= {"fields.py", "limits.py"}
+SHARED = ("base/", "messages/")
 """Types and helpers of all rooms, shown apart."""
 
 
@@ -83,7 +82,7 @@ async def traced(name: str, port: int = PORT) -> list[Counter[str]]:
 
 def own_files(way: Counter[str]) -> list[str]:
     """Return the files of a way that are not shared by all rooms, most entered first."""
-    return [file for file, _ in way.most_common() if file not in SHARED]
+    return [file for file, _ in way.most_common() if not file.startswith(SHARED)]
 
 
 def main() -> None:

@@ -260,7 +260,7 @@ class EmbedConformance:
         )
         cases = [
             (ContextLengthError, "maximum context length is 64", make_request("x", MAX_LENGTH + 1)),
-            (ContextLengthError, "one at least", make_request("x", 0)),
+            (InvalidRequestError, "at least one position", make_request("x", 0)),
             (
                 InvalidRequestError,
                 "not in the vocabulary",

@@ -126,7 +126,7 @@ class _Receiver:
         assert sum(self._taken.values()) <= LIMITS["MAX_OPEN"] * MAX_BYTES
         wire = _parts().wire
         match event:
-            case wire.Message():
+            case wire.WireMessage():
                 self._whole(event)
             case wire.Offered(number, offer, unasked):
                 self.events.append(("offered", number, offer.sizes, offer.names, unasked))

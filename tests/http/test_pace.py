@@ -165,7 +165,7 @@ def test_a_client_that_has_much_prepared_leaves_a_thread_to_others(llama: Fleet)
 
 def test_what_a_process_has_loaded_is_not_collected_again() -> None:
     code = (
-        "import gc, inlay.api.app, inlay.pace as pace; pace.freeze_gc();"
+        "import gc, inlay.api.app, inlay.base.pace as pace; pace.freeze_gc();"
         "print(gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1000)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

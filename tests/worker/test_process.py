@@ -49,7 +49,7 @@ async def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     )
     script = f"""
 import asyncio, sys
-from inlay.digest import Secret
+from inlay.messages.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn

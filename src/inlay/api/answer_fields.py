@@ -303,6 +303,7 @@ ANSWER_FIELDS: Mapping[str, tuple[str, Any]] = {
     "bound": ("", 2.0),
     "distances": ("", {"random, chunks": 0.61, "text, decoding": 0.83}),
     "SelfCheck.layers": ("", [0.4, 0.5]),
+    "SelfCheck.parts": ("", {"vision": 0.003}),
     "noise": ("", 0.026),
     "num_modules": ("", 198),
     "left_out": ("", []),

@@ -184,15 +184,16 @@ async def _whole(engine: Engine, ids: tuple[int, ...]) -> Answer:
     """Ask for the logprobs of a prompt, whose own token comes first at each position."""
     top = _top(engine)
     outputs = await _ask(engine, ids, Sampling(max_tokens=1, temperature=0, prompt_logprobs=top))
-    (found,) = [each for output in outputs if (each := output.prompt_logprobs) is not None]
-    shape = len(found), 1 + top
-    names = np.frombuffer(found.ids, "<i4").reshape(shape)[:, 1:].tolist()
-    values = np.frombuffer(found.logprobs, "<f4").reshape(shape)[:, 1:].tolist()
-    # What stands at a position follows from the one before it.
-    return {
-        found.start - 1 + at: dict(zip(*both, strict=True))
-        for at, both in enumerate(zip(names, values, strict=True))
-    }
+    answer: dict[int, Mapping[int, float]] = {}
+    # A prompt that is computed in several steps has as many pieces.
+    for found in (each for output in outputs if (each := output.prompt_logprobs) is not None):
+        shape = len(found), 1 + top
+        names = np.frombuffer(found.ids, "<i4").reshape(shape)[:, 1:].tolist()
+        values = np.frombuffer(found.logprobs, "<f4").reshape(shape)[:, 1:].tolist()
+        # What stands at a position follows from the one before it.
+        for at, both in enumerate(zip(names, values, strict=True), found.start - 1):
+            answer[at] = dict(zip(*both, strict=True))
+    return answer
 
 
 async def _beginnings(engine: Engine, ids: tuple[int, ...]) -> Answer:
