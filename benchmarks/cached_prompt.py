@@ -8,6 +8,11 @@ rounds of a form's time over that of the ids right before it. CPU is that of all
 server, for one request of ids and one of the form.
 
     python -m benchmarks.cached_prompt [--rounds N] [--only inlay]
+
+Where 10 MB by value go (ms more than ids): reading and decoding the body 7.3, checking each element
+1.6, hashing each row 4.6, all else 0.7. Tried without gain: rows checked and hashed while the body
+arrives (11.7 ms against 10.6; sender and server keep both cores busy already); digests by two
+threads (6.4 ms against 4.5).
 """
 
 import argparse

@@ -16,6 +16,12 @@ in the same run.
 The second part asks a server over HTTP, and takes from each request's time that in which the model
 had a batch, as the server's metrics say: what is left nothing hid. `--parts` chooses among speed,
 outside and wide, which is the same with 100 texts and one layer of a large decoder.
+
+Tried without gain (MiniLM's shape, AMX, one thread): int8 over tiles with a scale for each position
+(56 ms against 47 in bfloat16, and a cosine of 0.991); chunks of 256 or 512 positions, which read
+all weights again; the exact GELU (761 GFLOP/s against 1,167 with a polynomial of degree 8); one
+call to oneDNN for each product; weights asked for ahead. A native call has four barriers a layer,
+as a line that one core wrote reaches another in 12 ns.
 """
 
 import argparse

@@ -9,6 +9,9 @@ process. Figures are CPU-seconds from the system's own accounts, so that a busy 
 blur them.
 
     python -m benchmarks.frontend_streams [--connections 32] [--tokens 128] [--rounds 12]
+
+The kernel has 9 us of an event, one write to a connection. Tried without gain: events written past
+uvloop (`os.write`, 4.1 us against 4.4); the single choice of a request awaited in its own task.
 """
 
 import argparse

@@ -23,6 +23,10 @@ core from the server, and in pieces, since a kernel may not take the core from a
 call.
 
     python -m benchmarks.stalls [--mb 64] [--seconds 6] [--rounds 3] [--servers echo,inlay,vllm]
+
+What waits were, by `perf sched`: full garbage collections (mended: `base.pace.freeze_gc`), threads
+that prepare a large prompt (they give their core up each millisecond), the end of the engine's
+step, and the kernel's own network thread. Tried without gain: `sched_yield` instead of sleeping.
 """
 
 import argparse
