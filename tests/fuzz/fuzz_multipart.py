@@ -42,13 +42,14 @@ WORDS = (
 def _parts() -> Any:
     """What is fuzzed: imported late, so that it can be instrumented."""
     from inlay.base.errors import InlayError
-    from inlay.http.bodies import memory, multipart
+    from inlay.http.bodies import framing, memory, multipart
     from inlay.tensors import ReadLimits
 
     return SimpleNamespace(
         InlayError=InlayError,
         memory=memory,
         multipart=multipart,
+        framing=framing,
         limits=ReadLimits(max_bytes=MAX_BYTES),
     )
 
@@ -56,19 +57,21 @@ def _parts() -> Any:
 @contextmanager
 def small_limits() -> Iterator[None]:
     """While it is entered, bodies are read under the limits above."""
-    memory, multipart = _parts().memory, _parts().multipart
-    names = ("MAX_REQUEST_BYTES", "MAX_HEADER_BYTES", "MAX_FILES")
-    before = [getattr(multipart, name) for name in names]
-    first = memory._FIRST
+    parts = _parts()
+    lowered = [
+        (parts.multipart, "MAX_REQUEST_BYTES", MAX_REQUEST_BYTES),
+        (parts.multipart, "MAX_FILES", MAX_FILES),
+        (parts.framing, "MAX_HEADER_BYTES", MAX_HEADER_BYTES),
+        (parts.memory, "_FIRST", FIRST),
+    ]
+    before = [getattr(module, name) for module, name, _ in lowered]
     try:
-        memory._FIRST = FIRST
-        for name in names:
-            setattr(multipart, name, globals()[name])
+        for module, name, low in lowered:
+            setattr(module, name, low)
         yield
     finally:
-        memory._FIRST = first
-        for name, value in zip(names, before, strict=True):
-            setattr(multipart, name, value)
+        for (module, name, _), value in zip(lowered, before, strict=True):
+            setattr(module, name, value)
 
 
 def _outcome(
@@ -80,7 +83,7 @@ def _outcome(
         form = parts.multipart.Form(boundary, declared, parts.limits)
         for piece in pieces:
             form.feed(piece)
-            assert len(form._pending) <= MAX_HEADER_BYTES + 4
+            assert len(form._framing._pending) <= MAX_HEADER_BYTES + 4
         form.close()
     except parts.InlayError as error:
         return _refusal(error)

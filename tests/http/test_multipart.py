@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.base.errors import InlayError
-from inlay.http.bodies.multipart import MAX_FILES, MAX_HEADER_BYTES, MAX_REQUEST_BYTES, Form
+from inlay.http.bodies.framing import MAX_HEADER_BYTES
+from inlay.http.bodies.multipart import MAX_FILES, MAX_REQUEST_BYTES, Form
 from inlay.tensors import ReadLimits, write
 from tests.live import Fleet, until
 from tests.payloads import TEXT, embeds_of, error, post

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from inlay.http.bodies.multipart import MULTIPART
+from inlay.http.bodies.framing import MULTIPART
 from inlay.http.errors import OPENAI, ErrorForm
 from inlay.messages.fields import fields_of
 

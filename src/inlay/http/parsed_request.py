@@ -6,7 +6,7 @@ A body is read within its size limit, the memory budget and a time limit.
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,9 +16,11 @@ from inlay.http.bodies import base64_extractor as lift
 from inlay.http.bodies.accounting import RequestMemory
 from inlay.http.bodies.base64_extractor import Base64Extractor, ExtractedBody, Parsed
 from inlay.http.bodies.embeds import Source
+from inlay.http.bodies.form import MAX_TEXT_BYTES, FieldForm
+from inlay.http.bodies.framing import MULTIPART
 from inlay.http.bodies.media import file_data
 from inlay.http.bodies.memory import Memory, Room, private
-from inlay.http.bodies.multipart import MULTIPART, Form
+from inlay.http.bodies.multipart import Form
 from inlay.http.errors import BodyTimeoutError, ClientGone, from_parser
 from inlay.http.server import JSON, Call
 from inlay.http.settings import FrontendSettings
@@ -144,6 +146,33 @@ async def _read_form(call: Call, media: ContentType) -> Form:
     return form
 
 
+async def read_form(
+    call: Call, file: str, spool: BinaryIO, *, max_file_bytes: int, flag: str
+) -> FieldForm:
+    """Read a form of text fields and one file, which goes to `spool` and is not kept in memory.
+
+    Arguments and errors as `FieldForm` and `receive_body`; the limit of bodies does not apply.
+    """
+    media = content_type(call, MULTIPART)
+    form = FieldForm(
+        media.parameters.get("boundary"), file, spool, max_file_bytes=max_file_bytes, flag=flag
+    )
+    limit = max_file_bytes + 2 * MAX_TEXT_BYTES
+
+    def check(size: int) -> None:
+        if size > limit:
+            raise BodyTooLargeError(
+                f"the body of {size} bytes is over the limit: {file} may have {max_file_bytes} "
+                f"bytes ({flag})",
+                param=file,
+            )
+
+    call.reservation.grow_to(MAX_TEXT_BYTES)
+    await read_pieces(call, take=lambda piece: form.feed(bytes(piece)), check=check, held=False)
+    form.close()
+    return form
+
+
 async def read_json(call: Call, decoder: msgspec.json.Decoder[T], *, empty: T | None = None) -> T:
     """Read a request that is JSON without embeddings; `empty` if there is no body.
 
@@ -238,7 +267,11 @@ def parse_body(
 
 
 async def receive_body(
-    call: Call, *, check: Callable[[int], None], take: Callable[[bytes], None]
+    call: Call,
+    *,
+    check: Callable[[int], None],
+    take: Callable[[bytes], None],
+    held: bool = True,
 ) -> None:
     """Pass on a body as it arrives; the bytes received, or declared, are reserved.
 
@@ -247,6 +280,7 @@ async def receive_body(
         check: called with the known minimum size, first that of Content-Length; raises if it is
             too large.
         take: called with each piece.
+        held: `take` keeps the pieces in memory; if not, nothing is reserved.
 
     Raises:
         OverloadedError: the memory budget is used up.
@@ -255,7 +289,8 @@ async def receive_body(
     """
     if call.declared is not None:
         check(call.declared)
-        call.reservation.grow_to(call.declared)
+        if held:
+            call.reservation.grow_to(call.declared)
     size = 0
     async with _in_time(call) as progress:
         while True:
@@ -268,7 +303,8 @@ async def receive_body(
             if chunk:
                 size += len(chunk)
                 check(size)
-                call.reservation.grow_to(size)
+                if held:
+                    call.reservation.grow_to(size)
                 take(chunk)
             if not message.get("more_body", False):
                 break
@@ -307,27 +343,34 @@ def _received(call: Call) -> None:
     call.memory = RequestMemory(call.reservation, call.server.limits)
 
 
-async def read_pieces(call: Call, *, take: Callable[[bytes | memoryview], None]) -> None:
+async def read_pieces(
+    call: Call,
+    *,
+    take: Callable[[bytes | memoryview], None],
+    check: Callable[[int], None] | None = None,
+    held: bool = True,
+) -> None:
     """Pass on a body as it arrives; a large one of known length directly from the socket.
 
-    Arguments and errors as `receive_body`; the memory of a piece is reused afterwards.
-
-    Raises `BodyTooLargeError`: it is over the limit of bodies.
+    Arguments and errors as `receive_body`; the memory of a piece is reused afterwards. `check` is
+    that of the limit of bodies unless given.
     """
-    check, declared = body_limit(call.server.settings), call.declared
-    exchange = call.exchange
+    check = check or body_limit(call.server.settings)
+    declared, exchange = call.declared, call.exchange
     arrived = None if exchange is None else exchange.arrived()
     if arrived is not None:
         check(len(arrived))
-        call.reservation.grow_to(len(arrived))
+        if held:
+            call.reservation.grow_to(len(arrived))
         if arrived:
             take(arrived)
     elif exchange is None or declared is None or declared < _WHOLE_FROM:
-        await receive_body(call, check=check, take=take)
+        await receive_body(call, check=check, take=take, held=held)
         return
     else:
         check(declared)
-        call.reservation.grow_to(declared)
+        if held:
+            call.reservation.grow_to(declared)
         async with _in_time(call) as progress:
             await exchange.stream(declared, take, progress)
     _received(call)
