@@ -13,6 +13,7 @@ import openai
 import pytest
 import torch
 
+from inlay.api.openai.embeddings.roles import part_of
 from inlay.api.openai.embeddings.route import Shown
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
 from inlay.base.errors import InvalidRequestError
@@ -179,6 +180,38 @@ def test_a_prompt_of_the_model_is_put_before_texts(e5: str) -> None:
     refused(post(e5, input=[[5, 6]], prompt_name="query"), "prompt_name", "before texts")
 
 
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("query", "query : "),
+        ("search_query", "query : "),
+        ("retrieval.query", "query : "),
+        ("document", "passage : "),
+        ("passage", "passage : "),
+        ("search_document", "passage : "),
+    ],
+)
+def test_a_role_chooses_the_prompt_under_the_names_that_clients_send(
+    e5: str, name: str, prefix: str
+) -> None:
+    wanted = vectors(post(e5, input="cold wind", prompt_name=prefix.split()[0]))
+    for field in ("role", "input_type"):
+        options: dict[str, Any] = {field: name}
+        assert np.array_equal(vectors(post(e5, input="cold wind", **options)), wanted)
+    refused(
+        post(e5, input="x", prompt_name="query", role="document"), "prompt_name", "different roles"
+    )
+
+
+def test_a_role_without_a_prompt_takes_the_default_and_an_empty_prompt_does_not() -> None:
+    prompts = {"other": "o: ", "document": ""}
+    card = EmbeddingCard(size=1, prompts=prompts, default_prompt="other")
+    assert part_of({"role": "query"}, card, "m") == ("query", "o: ")
+    assert part_of({"role": "document"}, card, "m") == ("document", "")
+    assert part_of({"role": None}, card, "m") == (None, "o: ")
+    assert part_of({"role": "other"}, card, "m") == (None, "o: ")
+
+
 def test_long_texts_are_refused_or_cut_as_asked(url: str) -> None:
     long = " ".join(["the hill"] * MAX_LENGTH)
     refused(
@@ -238,7 +271,9 @@ def test_a_server_may_cut_long_texts_of_requests_that_do_not_say(
         ({"input": "x", "messages": []}, "input", "either input or messages"),
         ({"input": "x", "embed_dtype": "float16"}, "embed_dtype", "encoding_format is float"),
         ({"input": "x", "embed_dtype": "int8"}, "embed_dtype", "int8"),
-        ({"input": "x", "input_type": "query"}, "input_type", "prompt_name"),
+        ({"input": "x", "input_type": "questions"}, "input_type", "search_query"),
+        ({"input": "x", "role": "query", "input_type": "passage"}, "role", "different roles"),
+        ({"input": [5], "role": "query"}, "role", "as they are"),
         ({"input": "x", "priority": 1}, "priority", "--scheduling-policy"),
         ({"input": "x", "cache_salt": ""}, "cache_salt", "non-empty"),
         ({"input": "\ud800"}, None, "not valid JSON"),

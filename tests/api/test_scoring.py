@@ -108,13 +108,44 @@ def test_an_embedding_model_scores_by_cosine(embedder: str) -> None:
     path = tiny_embedding("bge")
     tokenizer = reference.tokenizer_of(path)
     query, *others = [
-        reference.vector(path, tokenizer(text)["input_ids"]) for text in (QUERY, *DOCUMENTS)
+        reference.vector(path, tokenizer(text)["input_ids"])
+        for text in ("query : " + QUERY, *DOCUMENTS)
     ]
     wanted = [reference.cosine(query, other) for other in others]
     body = post(embedder, "/score", text_1=QUERY, text_2=DOCUMENTS)
     assert [item["score"] for item in body["data"]] == pytest.approx(wanted, abs=1e-5)
     ranked = post(embedder, "/rerank", query=QUERY, documents=DOCUMENTS)["results"]
     assert ranked[0]["index"] == int(np.argmax(wanted))
+
+
+def test_a_score_is_the_cosine_of_what_embeddings_gives_for_each_role() -> None:
+    """With the prompts of the model: E5, BGE and Qwen3-Embedding rank by them."""
+    with fleet(tiny_embedding("e5"), task="embed") as running:
+        url = running.serve()
+
+        def vector(text: str, **options: str) -> Any:
+            body = post(url, "/v1/embeddings", input=text, **options)
+            return np.array(body["data"][0]["embedding"])
+
+        for options, names in (
+            ({}, ("query", "passage")),
+            ({"query_prompt_name": "passage"}, ("passage", "passage")),
+            ({"document_prompt_name": "query"}, ("query", "query")),
+        ):
+            query = vector(QUERY, prompt_name=names[0])
+            wanted = [float(query @ vector(text, prompt_name=names[1])) for text in DOCUMENTS]
+            for path, one, many in (
+                ("/v1/score", "text_1", "text_2"),
+                ("/v1/rerank", "query", "documents"),
+            ):
+                body = post(url, path, **{one: QUERY, many: DOCUMENTS}, **options)
+                if path == "/v1/score":
+                    found = [item["score"] for item in body["data"]]
+                else:
+                    ranked = sorted(body["results"], key=lambda result: int(result["index"]))
+                    found = [result["relevance_score"] for result in ranked]
+                assert found == pytest.approx(wanted, abs=1e-5)
+        assert vector(QUERY, role="query") == pytest.approx(vector(QUERY, prompt_name="query"))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +186,12 @@ def test_an_embedding_model_scores_by_cosine(embedder: str) -> None:
             {"text_1": "a", "text_2": "b", "instruction": "c"},
             "instruction",
             "chat template",
+        ),
+        (
+            "/score",
+            {"text_1": "a", "text_2": "b", "query_prompt_name": "query"},
+            "query_prompt_name",
+            "reads pairs",
         ),
         (
             "/rerank",
@@ -202,7 +239,7 @@ def test_queries_and_documents_are_clipped_before_they_are_a_pair(url: str, embe
     long = post(url, "/score", text_1=QUERY, text_2="the hill " * 4000, max_tokens_per_doc=5)
     assert long["usage"]["prompt_tokens"] == 3 + 3 + 5
     path = tiny_embedding("bge")
-    ids = [reference.tokenizer_of(path)(text)["input_ids"] for text in ("how many", *short)]
+    ids = [reference.tokenizer_of(path)(text)["input_ids"] for text in ("query : how many", *short)]
     query, *others = [reference.vector(path, each) for each in ids]
     body = post(embedder, "/score", text_1=QUERY, text_2=DOCUMENTS, **clipped)
     assert [item["score"] for item in body["data"]] == pytest.approx(

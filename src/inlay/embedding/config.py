@@ -74,7 +74,7 @@ class EmbeddingConfig:
         max_length: maximum number of positions of a text, special tokens included; None if only the
             transformer limits it.
         lower_case: lower-case texts before tokenizing.
-        prompts: prefixes of texts, by name.
+        prompts: prefixes of texts, by name; an empty one is a prompt too.
         default_prompt: name of the prefix for requests that name none.
     """
 
@@ -117,9 +117,7 @@ class EmbeddingConfig:
             max_length=_max_length(settings, _object(transformer / "tokenizer_config.json")),
             lower_case=bool(settings.get("do_lower_case", False)),
             prompts={
-                str(name): str(text)
-                for name, text in (prompts.get("prompts") or {}).items()
-                if text
+                str(name): str(text or "") for name, text in (prompts.get("prompts") or {}).items()
             },
             default_prompt=prompts.get("default_prompt_name"),
         )

@@ -139,7 +139,10 @@ def test_the_card_says_what_may_be_asked_of_vectors() -> None:
         {"query": "query : ", "passage": "passage : "},
         "passage",
     )
-    assert encoder(tiny_embedding("bge")).card.prompts == {"query": "query : "}
+    assert encoder(tiny_embedding("bge")).card.prompts == {
+        "query": "query : ",
+        "document": "",
+    }
     assert encoder(tiny_embedding("gemma")).card.size == 40
     roberta = encoder(tiny_embedding("roberta"))
     assert (roberta.card.size, roberta.card.normalize) == (96, False)

@@ -170,7 +170,6 @@ UNSERVED: Mapping[str, Reason] = {
     "PromptsRequest.task": Reason(_OWN_PROMPT),
     "data": Reason("there are no IO processor plugins; give input, messages or prompt_embeds"),
     "dimensions": Reason("/pooling gives vectors whole, as in vLLM; /v1/embeddings shortens them"),
-    "input_type": Reason(_OWN_PROMPT),
 }
 """The refused fields of all requests, by name, or by type and name."""
 

@@ -65,12 +65,13 @@ def chunks(inputs: Inputs) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class TextInputs:
-    """Texts, each with `prefix` before it."""
+    """Texts, each with its prefix before it."""
 
     texts: Sequence[str]
     renderer: Renderer
     cut: Truncation
-    prefix: str = ""
+    prefixes: Sequence[str] = ("",)
+    """Of each text; one serves all."""
     lower_case: bool = False
     special: bool = True
     params: tuple[str, ...] = ()
@@ -93,7 +94,9 @@ class TextInputs:
         texts = self.texts[start:stop]
         if self.clips:
             texts = self.renderer.clipped(texts, self.clips[start:stop])
-        texts = [self.prefix + text for text in texts]
+        one = len(self.prefixes) == 1
+        prefixes = self.prefixes * len(texts) if one else self.prefixes[start:stop]
+        texts = [prefix + text for prefix, text in zip(prefixes, texts, strict=True)]
         if self.lower_case:
             texts = [text.lower() for text in texts]
         try:

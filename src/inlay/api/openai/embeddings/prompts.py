@@ -8,6 +8,7 @@ from inlay.api.generation.parts import in_messages
 from inlay.api.generation.truncation import Truncation
 from inlay.api.openai.embeddings.gathering import check_count, embedding_card
 from inlay.api.openai.embeddings.inputs import Chats, Inputs, PromptInputs, TextInputs
+from inlay.api.openai.embeddings.roles import part_of
 from inlay.api.openai.schema.embeddings import PromptsRequest, TextsRequest
 from inlay.api.openai.sources import in_prompt_embeds
 from inlay.base.errors import InvalidRequestError
@@ -15,11 +16,11 @@ from inlay.http.bodies.embeds import Embeddings, Source
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.references import embeddings_of
 from inlay.http.server import Call
-from inlay.messages.card import EmbeddingCard
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.render import Renderer
 from inlay.router import ServedModel
 
+_OF_TEXTS = ("prompt_name", "role", "input_type")
 _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
@@ -154,11 +155,12 @@ def _texts_or_ids(
                 f"{where} is an empty string, which has no embedding", param=where
             )
         card = embedding_card(model)
+        part = part_of({name: getattr(request, name) for name in _OF_TEXTS}, card, model.name)
         return TextInputs(
             texts,
             renderer,
             cut,
-            prefix=_prefix(request, card, model.name),
+            prefixes=(part.prefix,),
             lower_case=card.lower_case,
             special=request.add_special_tokens is not False,
             params=("input",) if isinstance(given, str) else (),
@@ -195,24 +197,11 @@ def _prompts(prompts: list[Prompt], cut: Truncation, param: str) -> PromptInputs
     return PromptInputs(prompts)
 
 
-def _prefix(request: PromptsRequest, card: EmbeddingCard, model: str) -> str:
-    """Return the prompt that is put before each text."""
-    name = request.prompt_name
-    if name is None:
-        return "" if card.default_prompt is None else card.prompts.get(card.default_prompt, "")
-    if name not in card.prompts:
-        known = ", ".join(sorted(card.prompts)) or "it has none"
-        raise InvalidRequestError(
-            f"the model `{model}` has no prompt {name[:80]!r}; its prompts: {known}",
-            param="prompt_name",
-        )
-    return card.prompts[name]
-
-
 def _check_no_prompt(request: PromptsRequest) -> None:
-    if request.prompt_name is not None:
-        raise InvalidRequestError(
-            "prompt_name is put before texts; token ids, chats and prompt_embeds are taken as they "
-            "are",
-            param="prompt_name",
-        )
+    for field in _OF_TEXTS:
+        if getattr(request, field) is not None:
+            raise InvalidRequestError(
+                f"{field} says what is put before texts; token ids, chats and prompt_embeds are "
+                "taken as they are",
+                param=field,
+            )

@@ -19,6 +19,7 @@ from inlay.api.openai.embeddings.gathering import (
 )
 from inlay.api.openai.embeddings.inputs import PairInputs, TextInputs
 from inlay.api.openai.embeddings.prompts import cut_of
+from inlay.api.openai.embeddings.roles import DOCUMENT, QUERY, part_of
 from inlay.api.openai.schema.embeddings import (
     RankedDocument,
     RerankRequest,
@@ -139,7 +140,14 @@ async def _scores(
     cut = cut_of(call, request, model.max_len)
     clips = _clips(request, model.max_len)
     gathering = Gathering(call, model, request)
+    sides = ("query_prompt_name", QUERY), ("document_prompt_name", DOCUMENT)
     if scores_pairs:
+        for name, _ in sides:
+            if getattr(request, name) is not None:
+                raise InvalidRequestError(
+                    f"{name} is of embedding models; the model `{model.name}` reads pairs of texts",
+                    param=name,
+                )
         partners = first * len(second) if len(first) == 1 else first
         pairs = PairInputs(
             list(zip(partners, second, strict=True)), renderer, cut, params[1], clips
@@ -150,10 +158,15 @@ async def _scores(
         names = tuple(f"{params[0]}[{n}]" for n in range(len(first))) + tuple(
             f"{params[1]}[{n}]" for n in range(len(second))
         )
+        before = [
+            part_of({name: getattr(request, name)}, card, model.name, role).prefix
+            for name, role in sides
+        ]
         texts = TextInputs(
             [*first, *second],
             renderer,
             cut,
+            prefixes=[before[0]] * len(first) + [before[1]] * len(second),
             lower_case=card.lower_case,
             params=names,
             clips=[clips[0]] * len(first) + [clips[1]] * len(second) if any(clips) else (),

@@ -75,6 +75,9 @@ class PromptsRequest(TextsRequest, kw_only=True):
         chat_template_kwargs: further variables for the chat template; only with a chat.
         prompt_name: name of a prompt in the model's configuration, put before every text; the
             configuration's default when absent. Refused with ids, chats and embeddings.
+        role: "query" or "document": chooses the model's prompt of this name ("passage", "corpus").
+            Cohere's, Jina's and Voyage's names mean the same, and a prompt's own name is taken.
+        input_type: another name of `role`.
     """
 
     input: PromptInput | None = None
@@ -85,9 +88,10 @@ class PromptsRequest(TextsRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prompt_name: str | None = None
+    role: str | None = None
+    input_type: str | None = None
 
     chat_template: Unserved = None
-    input_type: Unserved = None
     inputs: Unserved = None
     prompt: Unserved = None
     media_io_kwargs: Unserved = None
@@ -246,10 +250,16 @@ class ScoringRequest(TextsRequest, kw_only=True):
             fewer than the model's limit; 0 or absent for all.
         use_activation: apply a cross-encoder's activation to its logit; true when absent. Scores of
             embedding models are cosines either way.
+        query_prompt_name: name of the embedding model's prompt before each text of the first side;
+            when absent "query", or else its default prompt.
+        document_prompt_name: the same of the second side; when absent the first of "document",
+            "passage" and "corpus", or else the default prompt.
     """
 
     max_tokens_per_query: int | None = None
     max_tokens_per_doc: int | None = None
+    query_prompt_name: str | None = None
+    document_prompt_name: str | None = None
 
     chat_template_kwargs: Unserved = None
     instruction: Unserved = None
