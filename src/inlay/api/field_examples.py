@@ -38,6 +38,10 @@ FIELD_EXAMPLES: Mapping[str, Any] = {
     "video_url": {"url": f"{_ADDRESS}.mp4"},
     "chat_template_kwargs": {"enable_thinking": False},
     "prompt_name": "query",
+    "role": "query",
+    "input_type": "search_query",
+    "query_prompt_name": "query",
+    "document_prompt_name": "passage",
     "nearest": 3,
     "noise": 0.5,
     # scores

@@ -70,7 +70,7 @@ class TextInputs:
     texts: Sequence[str]
     renderer: Renderer
     cut: Truncation
-    prefixes: Sequence[str] = ("",)
+    prefixes: tuple[str, ...] = ("",)
     """Of each text; one serves all."""
     lower_case: bool = False
     special: bool = True

@@ -166,7 +166,7 @@ async def _scores(
             [*first, *second],
             renderer,
             cut,
-            prefixes=[before[0]] * len(first) + [before[1]] * len(second),
+            prefixes=(before[0],) * len(first) + (before[1],) * len(second),
             lower_case=card.lower_case,
             params=names,
             clips=[clips[0]] * len(first) + [clips[1]] * len(second) if any(clips) else (),
