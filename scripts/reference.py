@@ -1,8 +1,8 @@
-"""Write docs/cli.md, the chart's schema and dashboard: `make reference`."""
+"""Write docs/cli.md and api-reference.md, the chart's schema and dashboard: `make reference`."""
 
 from pathlib import Path
 
-from scripts import chart_schema, dashboard
+from scripts import api_reference, chart_schema, dashboard
 
 from inlay.cli.reference import reference
 
@@ -10,8 +10,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
 
 def main() -> None:
-    """Write the page, the schema and the dashboard."""
+    """Write the pages, the schema and the dashboard."""
     PAGE.write_text(reference(), encoding="utf-8")
+    api_reference.PAGE.write_text(api_reference.reference(), encoding="utf-8")
     chart_schema.main()
     dashboard.main()
 

@@ -51,7 +51,7 @@ def test_the_first_pages_stay_short(page: str, most: int) -> None:
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
 
 
-WRITTEN = [page for page in PAGES if page.name != "cli.md"]
+WRITTEN = [page for page in PAGES if page.name not in ("cli.md", "api-reference.md")]
 """Pages that are not made from the code."""
 
 

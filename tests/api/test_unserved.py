@@ -58,7 +58,7 @@ def test_each_field_that_is_declared_so_has_a_reason_and_each_reason_a_field() -
 
 
 def test_each_of_them_stands_in_the_page_of_the_api() -> None:
-    page = Path("docs/api.md").read_text().split("## Fields that are refused")[1].split("\n## ")[0]
+    page = Path("docs/api-reference.md").read_text().split("## Fields that are refused")[1]
     assert set(re.findall(r"`(\w+)`", page)) >= {name for _, name in FIELDS}
 
 

@@ -1,0 +1,113 @@
+"""Write docs/api-reference.md from the types that the server parses requests with."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import inlay
+from inlay.api.answer_fields import ANSWER_FIELDS
+from inlay.api.app import routes
+from inlay.api.examples import EXAMPLES
+from inlay.api.field_examples import FIELD_EXAMPLES
+from inlay.api.schema.unserved import reason_for
+from inlay.http import openapi
+from inlay.http.openapi import Notes, Operation
+
+PAGE = Path(__file__).parents[1] / "docs" / "api-reference.md"
+REFUSED = "Refused: "
+
+_INTRODUCTION = """\
+# Routes and fields
+
+Made from the types that the server parses requests with, by `make reference`. A running server has
+the same as `GET /openapi.json`, and as a page that sends requests, `GET /docs`. What differs from
+OpenAI and vLLM is in the [API](api.md). "key": needs one where the server has keys.
+"""
+
+
+def reference() -> str:
+    """Return the page: routes, fields of several, fields of each, and those that are refused."""
+    notes = Notes(
+        lambda kind, name: reason_for(kind, name).text, EXAMPLES, FIELD_EXAMPLES, ANSWER_FIELDS
+    )
+    operations = [operation for operation, _ in routes()]
+    types = openapi.describe(operations, inlay.__version__, notes, "")["components"]["schemas"]
+    paths: dict[str, list[str]] = {}
+    for operation in operations:
+        if isinstance(operation.request, type):
+            paths.setdefault(operation.request.__name__, []).append(operation.path)
+    fields = {
+        name: {field: _cell(one["description"]) for field, one in types[name]["properties"].items()}
+        for name in paths
+    }
+    uses = Counter(pair for of_type in fields.values() for pair in of_type.items())
+    shared: dict[str, str] = {}
+    for (field, said), count in uses.most_common():
+        if count > 1 and not _refused(said):
+            shared.setdefault(field, said)
+    lines = [_INTRODUCTION, *_routes(operations)]
+    lines += ["", "## Fields of several routes", "", "| field | |", "|---|---|"]
+    lines += [f"| `{field}` | {said} |" for field, said in shared.items()]
+    for name, where in paths.items():
+        lines += _fields(fields[name], where, types[name].get("required", ()), shared)
+    lines += _refusals(fields, paths)
+    return "\n".join(lines) + "\n"
+
+
+def _routes(operations: Iterable[Operation]) -> Iterator[str]:
+    yield "| route | | needs |"
+    yield "|---|---|---|"
+    for one in operations:
+        needs = "admin" if one.admin else "" if one.open else "key"
+        yield f"| `{one.method} {one.path}` | {one.summary} | {needs} |"
+
+
+def _fields(
+    fields: Mapping[str, str],
+    paths: list[str],
+    required: Collection[str],
+    shared: Mapping[str, str],
+) -> Iterator[str]:
+    own = {
+        field: said
+        for field, said in fields.items()
+        if not _refused(said) and shared.get(field) != said
+    }
+    yield f"\n## {', '.join(paths)}\n"
+    if own:
+        yield "| field | |"
+        yield "|---|---|"
+    for field, said in own.items():
+        yield f"| `{field}`{' (needed)' if field in required else ''} | {said} |"
+    others = [field for field, said in fields.items() if shared.get(field) == said]
+    if others:
+        yield f"\nAnd of [several routes](#fields-of-several-routes): {_listed(others)}."
+
+
+def _refusals(
+    fields: Mapping[str, Mapping[str, str]], paths: Mapping[str, list[str]]
+) -> Iterator[str]:
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for name, of_type in fields.items():
+        for field, said in of_type.items():
+            if _refused(said):
+                names, where = found.setdefault(said.removeprefix(REFUSED), ({}, {}))
+                names[field] = where[paths[name][0]] = None
+    yield "\n## Fields that are refused\n"
+    yield "They would change the answer, and are not served: a 400. `null` counts as absent.\n"
+    yield "| field | of | because |"
+    yield "|---|---|---|"
+    for reason, (names, where) in found.items():
+        yield f"| {_listed(names)} | {_listed(where)} | {reason} |"
+
+
+def _refused(said: str) -> bool:
+    return said.startswith(REFUSED)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
