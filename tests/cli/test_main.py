@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -66,7 +67,8 @@ def test_the_package_is_the_command() -> None:
         (["embeds"], "inlay: embeds takes one of: encode, inspect"),
         (["embeds", "encod"], "upload, convert, audit, did you mean encode? (see inlay --help)"),
         (["embeds", "show"], "inlay: embeds takes one of: encode, inspect"),
-        (["serve"], "inlay serve: MODEL is missing (see inlay serve --help)"),
+        (["serve"], "inlay serve: MODEL is missing; "),
+        (["serve", "--help", "looora"], "no heading and no option has 'looora' in its name"),
         (["serve", "m", "--prot", "1"], "inlay serve: unknown option --prot, did you mean --port?"),
         (["demo", "--", "x"], "inlay demo: takes no further arguments, got 'x' after --"),
         (
@@ -90,6 +92,43 @@ def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().out
     for command in commands():
         assert (f"  {command.name} " in said) == command.name.startswith("embeds ")
+
+
+def test_help_shows_what_is_used_first_and_the_rest_when_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def helped(*words: str) -> str:
+        assert main(["serve", *words], {}) == 0
+        return capsys.readouterr().out
+
+    first, everything = helped("--help"), helped("-h", "all")
+    assert first.count("\n  --") == 12 + len(("--config", "--extensions"))
+    assert first.count("\n") < 90 < 250 < everything.count("\n")
+    assert "--router-queue-size N" not in first
+    assert "--router-queue-size N" in everything
+    assert everything == helped("--help=all")
+    assert helped("m", "--help", "LoRA").count("lora") > 8
+    assert "--port" not in helped("--help", "lora")
+    one = helped("--help", "router-queue-s")
+    assert "--router-queue-size N" in one
+    assert one == helped("--help", "router_queue_s")
+
+
+def test_a_command_without_its_model_names_what_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for directory in ("models/small one", "models/empty", "hub/models--owner--kept/snapshots/1"):
+        (tmp_path / directory).mkdir(parents=True)
+        (tmp_path / directory / "config.json").write_text("{}")
+    for directory in ("models/small one", "hub/models--owner--kept/snapshots/1"):
+        (tmp_path / directory / "model.safetensors").write_bytes(b"")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve"], {}) == 2
+    said = capsys.readouterr().err
+    assert "directories of models here: 'models/small one'; " in said
+    assert "downloaded from the hub: owner/kept; or try the bundled one: inlay demo" in said
+    assert "empty" not in said
 
 
 def test_help_needs_no_heavy_library() -> None:

@@ -13,7 +13,7 @@ from inlay.cli.commands import commands, known_variables
 from inlay.cli.options import Options
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import ServeSettings
-from inlay.cli.usage import usage
+from inlay.cli.usage import ALL, usage
 from inlay.cli.vllm_flags import (
     ENGINE_SWITCHES,
     ENGINE_VALUES,
@@ -447,7 +447,7 @@ def test_two_options_of_one_name_are_refused_where_they_are_declared() -> None:
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
 def test_help_names_every_option_and_every_option_has_a_description(command: Command) -> None:
-    text = usage(command)
+    text = usage(command, ALL)
     for option in command.options.by_name.values():
         assert option.description
         assert option.flag in text or f"--[no-]{option.key}" in text

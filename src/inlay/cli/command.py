@@ -1,6 +1,6 @@
 """A command: its settings class and what it does with an instance of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -36,6 +36,8 @@ class Command:
             page.
         details: what help says below the summary.
         positional: fields of `settings` that are given by their place.
+        first: fields that help shows; the rest then by heading or word. All where it is empty.
+        suggest: says, where a positional is missing, what it could be.
         rest: what words after `--` are, which go on untouched; none are allowed where it is empty.
         needs_nats: True if it cannot do without the client of NATS.
     """
@@ -46,6 +48,8 @@ class Command:
     settings: type[BaseModel]
     details: str = ""
     positional: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    suggest: Callable[[], str] = str
     rest: str = ""
     needs_nats: bool = False
 

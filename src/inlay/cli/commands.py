@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from inlay.cli.command import Command
+from inlay.cli.nearby import models_nearby
 from inlay.cli.settings import (
     DemoSettings,
     FleetFrontendSettings,
@@ -13,6 +14,11 @@ from inlay.cli.settings import (
 )
 from inlay.extension import merged, parts
 
+_ENGINE_FIRST = (
+    *("engine", "task", "served_model_name", "dtype", "max_model_len", "max_num_seqs"),
+    *("gpu_memory_utilization", "tensor_parallel_size", "enable_prompt_embeds"),
+)
+
 _CORE = (
     Command(
         name="serve",
@@ -22,6 +28,8 @@ _CORE = (
         module="inlay.cli.serve",
         settings=ServeSettings,
         positional=("model",),
+        first=(*_ENGINE_FIRST, "host", "port", "api_key"),
+        suggest=models_nearby,
         rest="ENGINE ARGUMENTS",
     ),
     Command(
@@ -52,6 +60,8 @@ _CORE = (
         settings=WorkerSettings,
         needs_nats=True,
         positional=("model",),
+        first=(*_ENGINE_FIRST, "nats", "transport_host", "drain_timeout"),
+        suggest=models_nearby,
         rest="ENGINE ARGUMENTS",
     ),
     Command(
@@ -63,6 +73,11 @@ _CORE = (
         module="inlay.cli.frontend",
         settings=FleetFrontendSettings,
         needs_nats=True,
+        first=(
+            *("nats", "nats_nkey_seed", "host", "port", "api_key", "api_key_file"),
+            *("admin_port", "admin_api_key", "request_timeout", "router_policy"),
+            *("drain_timeout", "log_format"),
+        ),
     ),
     Command(
         name="status",

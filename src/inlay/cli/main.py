@@ -79,8 +79,8 @@ def _run(
     command: Command, words: Sequence[str], environ: Mapping[str, str], console: Console
 ) -> int:
     parsed = parse(command, words)
-    if parsed.help:
-        console.out(usage(command))
+    if parsed.help is not None:
+        console.out(usage(command, parsed.help))
         return 0
     settings = read(command, parsed, environ, known_variables())
     scrub_argv(command.options, parsed)

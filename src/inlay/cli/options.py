@@ -2,7 +2,8 @@
 
 A settings class is a pydantic model. Its fields are values, or sections: models of the rooms a
 command joins, whose fields become options of the command itself. One field is one option, described
-by the docstring below it:
+by the docstring below it. A section with many has `headings`: a field to the heading that begins
+with it.
 
     max_num_seqs: int        --max-num-seqs N          INLAY_MAX_NUM_SEQS        max-num-seqs: N
                              (also --max_num_seqs; N may be 8k or 8K)
@@ -215,8 +216,11 @@ class Options:
 
         for name, field in settings.model_fields.items():
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                title = field.title or name.capitalize()
+                headings: Mapping[str, str] = getattr(field.annotation, "headings", {})
                 for inner in field.annotation.model_fields:
-                    add(inner, name, field.title or name.capitalize(), field.annotation)
+                    title = headings.get(inner, title)
+                    add(inner, name, title, field.annotation)
             else:
                 add(name, None, field.title or "Options", settings)
         unknown = sorted({*positional} - set(found))

@@ -75,7 +75,7 @@ class ParsedArgs:
         given: field name to value.
         config: the file named by `--config`.
         rest: the words after `--`.
-        help: True if help was asked for.
+        help: what help was asked for: a word, or "" where none was named; None if it was not.
         unknown: flags that the command does not have.
     """
 
@@ -83,7 +83,7 @@ class ParsedArgs:
     unknown: list[Unknown] = field(default_factory=list)
     config: str | None = None
     rest: list[str] = field(default_factory=list)
-    help: bool = False
+    help: str | None = None
 
 
 def read(
@@ -109,7 +109,7 @@ def read(
         raise UsageError(_unknown_flags(command, unknown, given))
     for option in command.options.positionals:
         if option.field.is_required() and option.name not in given:
-            raise UsageError(f"{option.flag} is missing")
+            raise UsageError(f"{option.flag} is missing{command.suggest()}")
     return _checked(command, given)
 
 
@@ -139,7 +139,7 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
         joined = value is not None
         name = name if name in flags else OURS.get(name, name)
         if name in _HELP_FLAGS:
-            words.help = True
+            words.help = value or " ".join(_following(before, index))
             return words
         following = _following(before, index) if value is None else [value]
         if name == CONFIG_FLAG:

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable
 
-from inlay.cli.command import Command
+from inlay.cli.command import Command, UsageError
 from inlay.cli.options import Option
 from inlay.cli.process import columns
 from inlay.extension import BUNDLED, VARIABLE
@@ -38,32 +38,74 @@ def overview(summaries: Iterable[tuple[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def usage(command: Command) -> str:
-    """Help of one command: all its options under their headings."""
+ALL = "all"
+"""Word after `--help` that asks for every option."""
+
+
+def usage(command: Command, about: str = "") -> str:
+    """Help of one command.
+
+    Args:
+        command: whose.
+        about: `ALL`; a word of headings or options, to see those; empty for what is used first, of
+            commands with many options.
+
+    Raises:
+        UsageError: no option has to do with `about`.
+    """
+    options = command.options
+    shown: list[tuple[str, list[Option]]] = options.sections()
+    first = bool(command.first) and not about
+    if first:
+        shown = [("used first", [options.by_name[name] for name in command.first])]
+    elif about and about != ALL:
+        shown = _matching(shown, about)
     places = " ".join(
         option.flag if option.field.is_required() else f"[{option.flag}]"
-        for option in command.options.positionals
+        for option in options.positionals
     )
     tail = f" [-- {command.rest}]" if command.rest else ""
-    lines = [f"usage: inlay {command.name} {places}".rstrip() + f" [OPTION ...]{tail}", ""]
-    lines += _wrapped(command.summary)
-    if command.details:
-        lines += ["", *_wrapped(command.details)]
-    if command.options.positionals:
-        lines.append("")
-        lines += [
-            _entry(option.flag, _description(option)) for option in command.options.positionals
-        ]
-    for title, options in command.options.sections():
+    lines = [f"usage: inlay {command.name} {places}".rstrip() + f" [OPTION ...]{tail}"]
+    if about in ("", ALL):
+        lines += ["", *_wrapped(command.summary)]
+        if command.details:
+            lines += ["", *_wrapped(command.details)]
+        if options.positionals:
+            lines.append("")
+            lines += [_entry(option.flag, _description(option)) for option in options.positionals]
+    for title, some in shown:
         lines += ["", f"{title.lower()}:"]
-        lines += [_entry(_words(option), _description(option)) for option in options]
+        lines += [_entry(_words(option), _description(option, brief=first)) for option in some]
+    if first:
+        lines += ["", f"all {len(options.flags)} options, by heading:"]
+        for title, some in options.sections():
+            lines.append(_entry(title, _cut(", ".join(option.key for option in some))))
     lines += [
         "",
         _entry("--config FILE", "Read options from a YAML or TOML file; also INLAY_CONFIG."),
         _entry("--extensions NAMES", EXTENSIONS),
-        _entry("-h, --help", "Show this."),
+        _entry("-h, --help [all|WORD]", _HELP)
+        if command.first
+        else _entry("-h, --help", "Show this."),
     ]
     return "\n".join(lines) + "\n"
+
+
+_HELP = "Show this, all options, or those of a heading or with a word in their name, such as lora."
+
+
+def _matching(
+    sections: list[tuple[str, list[Option]]], about: str
+) -> list[tuple[str, list[Option]]]:
+    word = about.lower().replace("_", "-")
+    found = [
+        (title, [option for option in some if word in title.lower() or word in option.key])
+        for title, some in sections
+    ]
+    found = [(title, some) for title, some in found if some]
+    if not found:
+        raise UsageError(f"no heading and no option has {about!r} in its name")
+    return found
 
 
 def _words(option: Option) -> str:
@@ -72,8 +114,16 @@ def _words(option: Option) -> str:
     return f"{short}{flag} {option.metavar}".rstrip()
 
 
-def _description(option: Option) -> str:
+def _cut(names: str) -> str:
+    """As many of these as one line takes."""
+    lines = textwrap.wrap(names, columns() - _NAME_WIDTH - 6, break_on_hyphens=False)
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ..."
+
+
+def _description(option: Option, *, brief: bool = False) -> str:
     said = option.description
+    if brief:
+        said = f"{said.split('. ')[0].removesuffix('.')}."
     notes = [
         note for note in (option.bounds, option.default and f"default {option.default}") if note
     ]

@@ -3,8 +3,9 @@
 import json
 import os.path
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -62,6 +63,22 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     Names are vLLM's where vLLM has the same setting.
     """
 
+    headings: ClassVar[Mapping[str, str]] = {
+        "part": "Images, sound and stages",
+        "engine_python": "vLLM, SGLang and others",
+        "task": "Model and engine",
+        "max_model_len": "Batches and memory",
+        "enable_kv_fetch": "Keys and values",
+        "enforce_eager": "Computation",
+        "kv_events_config": "Events",
+        "limit_mm_per_prompt": "Images in prompts",
+        "max_logprobs": "Limits of requests",
+        "num_threads": "Cores and GPUs",
+        "enable_lora": "LoRA",
+        "pooling": "Vectors and scores",
+        "max_num_queued_tokens": "Checks, sleep and health",
+    }
+    """Headings of its options: a field to the one that begins with it."""
     model: str
     """Directory of a model, or its name on the hub."""
     engine: Literal["torch", "vllm", "sglang", "diffusers", "vllm-omni", "speech", "echo"] = "torch"

@@ -1,7 +1,8 @@
 """Settings of the HTTP side: the flags, environment variables and config keys of a frontend."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationInfo
@@ -57,6 +58,15 @@ Origin = Annotated[str, AfterValidator(_origin)]
 class FrontendSettings(BaseModel, frozen=True, defer_build=True):
     """Settings of a frontend. Names are vLLM's where vLLM has the same setting."""
 
+    headings: ClassVar[Mapping[str, str]] = {
+        "enable_prompt_embeds": "Embeddings as prompts",
+        "allowed_media_domains": "Media by URL",
+        "max_body_bytes": "Limits of clients",
+        "chat_template": "Chat",
+        "share_prefix_cache": "Administration",
+        "allowed_origins": "Browsers and TLS",
+    }
+    """Headings of its options: a field to the one that begins with it."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
