@@ -1,20 +1,46 @@
 """Snippets of the documentation run, and paths that it names exist."""
 
+import ast
 import importlib
 import re
+import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from inlay.cli.commands import commands, known_variables
+from inlay.cli.reading import parse, read
 from tests.serving import Served, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN_URL = "http://127.0.0.1:8000"
 """The address the pages show, which stands for the server's real one."""
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+GENERATED = ("cli.md", "api-reference.md")
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+WRITTEN = [page for page in PAGES if page.name not in GENERATED]
+FIRST_HOURS = [page for page in PAGES if page.parent.name == "start"]
 WITH_SNIPPETS = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+
+MOST_WORDS = {
+    "README.md": 700,
+    "CONTRIBUTING.md": 750,
+    "docs/README.md": 400,
+    "docs/api.md": 6500,
+    "docs/engines.md": 9200,
+    "docs/models.md": 5900,
+    "docs/operations.md": 7500,
+    "docs/security.md": 8900,
+}
+"""Words of a page at most, as `wc -w` counts them, where they are not those of its folder."""
+MOST_WORDS_OF = {"docs/start": 400, "docs/deploy": 1800, "docs": 4000}
+MOST_WORDS_OF_A_PARAGRAPH = 200
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +50,7 @@ def server() -> Iterator[Served]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_SNIPPETS, ids=named)
 def test_every_snippet_of_a_page_runs_in_order_against_the_demo(
     page: Path, server: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,7 +62,7 @@ def test_every_snippet_of_a_page_runs_in_order_against_the_demo(
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_path_a_page_names_exists(page: Path) -> None:
     named = re.findall(
         r"`((?:docs|src|tests|benchmarks|scripts|examples)/[\w./-]+)`",
@@ -46,16 +72,67 @@ def test_every_path_a_page_names_exists(page: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize(("page", "most"), [("README.md", 149), ("docs/architecture.md", 120)])
+@pytest.mark.parametrize(("page", "most"), [("README.md", 110), ("docs/architecture.md", 120)])
 def test_the_first_pages_stay_short(page: str, most: int) -> None:
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
 
 
-WRITTEN = [page for page in PAGES if page.name not in ("cli.md", "api-reference.md")]
-"""Pages that are not made from the code."""
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_a_page_and_its_paragraphs_have_no_more_words_than_allowed(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    folder = page.parent.relative_to(ROOT).as_posix()
+    assert len(text.split()) <= MOST_WORDS.get(named(page), MOST_WORDS_OF.get(folder, 0))
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-|#]|\d+\.) ?)", prose)
+    long = [one for one in paragraphs if len(one.split()) > MOST_WORDS_OF_A_PARAGRAPH]
+    assert long == []
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def shown_commands(page: Path) -> list[str]:
+    """Commands of inlay in blocks that are indented by four spaces, lines joined, without comments."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    found = re.findall(r"^    (?:\.venv/bin/)?inlay (\S.*)$", text, re.M)
+    return [line for line in found if not line.startswith("0.")]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *FIRST_HOURS], ids=named)
+def test_every_command_of_a_first_page_is_one_inlay_takes(page: Path) -> None:
+    for line in shown_commands(page):
+        words = shlex.split(line, comments=True)
+        command = next(
+            each
+            for length in (2, 1)
+            for each in commands()
+            if each.name == " ".join(words[:length])
+        )
+        parsed = parse(command, words[len(command.name.split()) :])
+        read(command, parsed, {}, known_variables())
+
+
+@cache
+def _messages() -> list[str]:
+    """Every text of the source, a format's values left out."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py")]
+    return [
+        node.value
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
+@pytest.mark.parametrize("page", FIRST_HOURS, ids=named)
+def test_a_first_hour_shows_a_right_answer_and_three_errors_that_the_code_has(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", text, re.M)
+    assert headings == ["A right answer", "Usual errors", "Where next"]
+    errors = re.findall(r"^\| (?:\d+, )?`([^`]+)` \| ", text, re.M)
+    assert len(errors) >= 3
+    missing = [error for error in errors if not any(error in one for one in _messages())]
+    assert missing == ["Address already in use"] * ("serve" in page.name)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
 def test_lines_of_text_end_at_100(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     # Tables, headings and code cannot be wrapped.
