@@ -60,11 +60,11 @@ def test_a_pipeline_draws_its_answer_in_the_chat(browser: Any) -> None:
     with serving(graph, "--dtype", "float32", "--admin-port", looking) as served:
         for size, scheme in ((WIDE, "light"), (PHONE, "dark")):
             with tab(browser, served.url, size, scheme) as opened:
-                opened.page.get_by_label("Have the answer drawn").wait_for(state="attached")
+                opened.page.get_by_label("Answer with an image too").wait_for(state="attached")
                 opened.page.fill("#draft", example.question)
                 opened.page.keyboard.press("Enter")
                 opened.page.wait_for_selector(".positions")
-                drawn = opened.page.get_by_alt_text(f"Drawn: {example.answer}")
+                drawn = opened.page.get_by_alt_text(f"Image: {example.answer}")
                 assert drawn.evaluate("async it => (await it.decode(), it.naturalWidth)") == 16
                 opened.shot(f"drawn-{scheme}")
                 assert opened.violations() == []

@@ -336,7 +336,7 @@ def test_the_keyboard_alone_reaches_everything(browser: Any, url: str) -> None:
             if reached[-1] == "draft":
                 opened.page.keyboard.type(QUESTION)
         assert reached[0] == "Skip to content"
-        for name in ("Fleet", "Noise", "draft", "Send", "curl", "Temperature"):
+        for name in ("API", "Noise", "draft", "Send", "curl", "Temperature"):
             assert name in reached, reached
 
 

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from inlay import web
+from tests.live import Fleet
 
 ROOM = Path(web.__file__).parent
 TESTS = Path(__file__).parent
@@ -73,6 +74,18 @@ def test_only_files_of_the_server_may_run_and_nobody_may_frame_them(url: str, pa
     }
     assert response.headers["x-content-type-options"] == "nosniff"
     assert response.headers["referrer-policy"] == "no-referrer"
+
+
+def test_pages_lead_to_the_fleet_only_where_somebody_can_be_an_admin(llama: Fleet) -> None:
+    nobody, user = llama.serve(), llama.serve(api_key=["user"])
+    chief = llama.serve(api_key=["user"], admin_api_key=["chief"])
+    looking = llama.serve(admin_port=0)
+    for url, leads in ((nobody, False), (user, False), (chief, True), (looking, True)):
+        for path in ("/", "/start", "/docs"):
+            page = httpx.get(url + path).text
+            assert ("data-admins" in page or '<a href="fleet">' in page) == leads, (url, path)
+        # Whoever goes there all the same is told what it takes.
+        assert "fleet.mjs" in httpx.get(f"{url}/fleet").text
 
 
 def test_files_of_the_pages_are_served_as_they_lie_and_nothing_beside_them(url: str) -> None:

@@ -34,6 +34,9 @@ def _page(name: str) -> tuple[bytes, bytes]:
     return text.encode(), "; ".join(policy).encode()
 
 
+_FOR_ADMINS = (b" data-admins", b'<a href="fleet">Fleet</a>\n')
+"""Fragments of pages that are left out where nobody can be an admin."""
+
 _HTML = b"text/html; charset=utf-8"
 _DOCS = _page("docs.html")
 _START = _page("start.html")
@@ -45,6 +48,9 @@ _TAGS = {
 
 
 async def _send(call: Call, body: bytes, policy: bytes) -> None:
+    if not call.server.keys.admits_admins:
+        for fragment in _FOR_ADMINS:
+            body = body.replace(fragment, b"", 1)
     more = [(b"content-security-policy", policy), (b"referrer-policy", b"no-referrer")]
     await call.bytes(body, (b"content-type", _HTML), more=more)
 

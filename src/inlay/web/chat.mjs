@@ -5,6 +5,7 @@ import { Chip, Composer, parts } from "./composer.mjs";
 import { html } from "./dom.mjs";
 import { generate, sampling } from "./generate.mjs";
 import { Figures, Heat, Positions } from "./heat.mjs";
+import { Questions, pictureOf } from "./questions.mjs";
 import { Snippets } from "./snippets.mjs";
 
 // True where the chosen model is a pipeline that draws what it writes.
@@ -87,6 +88,19 @@ export function sendPrompt(app) {
   run(app, turn, list);
 }
 
+// Asks one of the questions to click; what was written meanwhile makes room for it.
+async function askKnown(app, question) {
+  app.state.chips.forEach((chip) => app.actions.remove(chip));
+  if (question.picture) {
+    // The demo knows a chat about one picture, or two that are asked about together.
+    app.set({ turns: [] });
+    await app.actions.attach([pictureOf(question)]);
+    if (!app.state.chips.length) return;
+  }
+  app.set({ draft: question.text });
+  sendPrompt(app);
+}
+
 export function Answer({ app, answer, figures = true, names, hint }) {
   const choose = (index) => {
     answer.chosen = index;
@@ -98,8 +112,8 @@ export function Answer({ app, answer, figures = true, names, hint }) {
     ${answer.tokens.length ? html`<${Heat} answer=${answer} choose=${choose}
       hint=${hint} />`
       : html`<p class="text">${answer.text}</p>`}
-    ${answer.pictures.map((url) => html`<a href=${url} download="drawn"><img class="drawn"
-      src=${url} alt=${`Drawn: ${answer.text}`} /></a>`)}
+    ${answer.pictures.map((url) => html`<a href=${url} download="image"><img class="drawn"
+      src=${url} alt=${`Image: ${answer.text}`} /></a>`)}
     ${figures && html`<${Figures} answer=${answer} />`}
     <${Positions} usage=${answer.usage} names=${names} />
   </div>`;
@@ -130,6 +144,7 @@ export function Chat({ app }) {
       <${Turn} app=${app} turn=${turn} last=${turn === turns.at(-1)} />`)}</div>
     <p class="hidden" role="status">${state.running ? "Answering" : turns.length
       && turns.at(-1).answer ? `Answer: ${turns.at(-1).answer.text}` : ""}</p>
+    <${Questions} app=${app} ask=${(question) => askKnown(app, question)} />
     <${Composer} app=${app} label=${complete ? "Prompt" : "Message"}
       send=${() => sendPrompt(app)} running=${state.running}
       stop=${() => state.running?.abort()} />

@@ -4,6 +4,7 @@ import { ask } from "./api.mjs";
 import { Answer } from "./chat.mjs";
 import { bytes, html, millis, visible } from "./dom.mjs";
 import { generate, sampling } from "./generate.mjs";
+import { Questions } from "./questions.mjs";
 
 const messagesOf = (text) => [{ role: "user", content: text }];
 
@@ -86,8 +87,12 @@ export function Compare({ app }) {
   if (!app.lookup()) return html`<${NeedsLookup} what="The comparison" />`;
   const done = asText && asRows && !state.running;
   return html`<section aria-label="Text against embeddings">
-    <p class="hint">One question, sent as text and as the embeddings of its tokens, greedily. The
-      answers are the same tokens: an embedding is what a model makes of a token first.</p>
+    <p class="hint">One question, sent as text and as the embeddings of its tokens, at temperature
+      0. The answers are the same tokens: an embedding is what a model makes of a token first.</p>
+    <${Questions} app=${app} ask=${(question) => {
+      set({ compare: { ...state.compare, text: question.text } });
+      compare(app);
+    }} />
     <form class="composer" onSubmit=${(event) => {
       event.preventDefault();
       if (!state.running && text.trim()) compare(app);

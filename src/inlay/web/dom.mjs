@@ -47,6 +47,9 @@ export const visible = (text) =>
     .replace(/[\p{Cc}\u2028\u2029]/gu, "�")
     .replace(/^ +| +$/g, (spaces) => "·".repeat(spaces.length)) || "∅";
 
+// The server marks a page where somebody may be an admin: nobody else has a use for the fleet.
+const HAS_ADMINS = "admins" in document.documentElement.dataset;
+
 export function Header({ here, models }) {
   const link = (page, href, name) => html`
     <a href=${href} aria-current=${here === page ? "page" : null}>${name}</a>`;
@@ -54,7 +57,8 @@ export function Header({ here, models }) {
     <a class="skip" href="#main">Skip to content</a>
     <h1><img src="web/icon.svg" alt="" width="22" height="22" /> inlay</h1>
     <nav aria-label="Pages">
-      ${link("playground", "./", "Playground")} ${link("fleet", "fleet", "Fleet")}
+      ${link("playground", "./", "Playground")}
+      ${(HAS_ADMINS || here === "fleet") && link("fleet", "fleet", "Fleet")}
       ${link("start", "start", "Requests to try")} ${link("docs", "docs", "API")}
     </nav>
     ${models}

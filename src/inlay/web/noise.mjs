@@ -5,6 +5,7 @@ import { NeedsLookup, encode, forget } from "./compare.mjs";
 import { html, visible } from "./dom.mjs";
 import { rows } from "./files.mjs";
 import { generate, sampling } from "./generate.mjs";
+import { Questions } from "./questions.mjs";
 
 export const LEVELS = [0, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16];
 const SWEPT = [0, 0.25, 0.5, 1, 2, 4, 8, 16];
@@ -108,6 +109,10 @@ export function Noise({ app }) {
       On the left a reader names the nearest token of each row; on the right the model answers.</p>
     <p class="notice">The nearest token is the weakest of all readers. What it cannot read, others
       may: noise hides less than it seems to here, and is no proof of anything.</p>
+    <${Questions} app=${app} ask=${(question) => {
+      update({ text: question.text });
+      run(app, [LEVELS[level]]);
+    }} />
     <form class="composer" onSubmit=${(event) => {
       event.preventDefault();
       if (!state.running && text.trim()) run(app, [LEVELS[level]]);

@@ -48,6 +48,25 @@ async function loadModels(quietly = false) {
   }
 }
 
+// The question goes along: what was written here, or asked last, stands in the view that is opened.
+function open(tab) {
+  const { state, set } = app;
+  const { turns, chips, compare, noise } = state;
+  const written = { compare: compare.text, noise: noise.text }[state.tab]
+    ?? (state.draft || turns.at(-1)?.text || "");
+  const text = written.replace(/⟦\d+⟧/g, "").trim();
+  set({ tab });
+  if (!text) return;
+  if (tab === "compare" && text !== compare.text) {
+    set({ compare: { text, asText: null, asRows: null, stored: null } });
+  } else if (tab === "noise") {
+    set({ noise: { ...noise, text } });
+  } else if (tab === "complete" || tab === "chat") {
+    const answered = tab === "chat" && text === turns.at(-1)?.text;
+    if (!chips.length && !answered) set({ draft: text });
+  }
+}
+
 let keyTimer = 0;
 
 function setting(name, value) {
@@ -76,28 +95,28 @@ function Settings({ state }) {
     </select></label>
     <button type="button" class="quiet" onClick=${() => loadModels()}>Refresh the list</button>
     ${model && html`<dl class="facts">
-      <dt>context</dt><dd>${model.max_model_len} positions</dd>
-      <dt>rows</dt><dd>${model.hidden_size} × ${model.dtype}</dd>
+      <dt>context</dt><dd>${model.max_model_len} tokens</dd>
+      <dt>hidden size</dt><dd>${model.hidden_size}, ${model.dtype}</dd>
       <dt>engine</dt><dd>${model.engine}</dd>
-      <dt>embeddings</dt><dd>${model.capabilities.includes("prompt_embeds") ? "taken"
-        : "not taken: --enable-prompt-embeds is off"}</dd></dl>`}
+      <dt>prompt embeds</dt><dd>${model.capabilities.includes("prompt_embeds") ? "accepted"
+        : "off (--enable-prompt-embeds)"}</dd></dl>`}
     <${KeyField} value=${settings.key} change=${(value) => setting("key", value)} />
     ${state.tab === "chat" && html`<label>System message<textarea rows="2" value=${settings.system}
       onInput=${(event) => setting("system", event.target.value)}></textarea></label>`}
     <div class="pair">
       <${NumberField} name="temperature" label="Temperature" placeholder="the model's" max="2"
         step="0.1" />
-      <${NumberField} name="maxTokens" label="Max tokens" placeholder="what fits" step="1"
-        min="1" />
+      <${NumberField} name="maxTokens" label="Max tokens" step="1" min="1"
+        placeholder=${state.tab === "complete" ? "16" : "no limit"} />
       <${NumberField} name="topP" label="Top p" placeholder="the model's" max="1" step="0.05" />
-      <${NumberField} name="seed" label="Seed" placeholder="drawn" step="1" />
+      <${NumberField} name="seed" label="Seed" placeholder="random" step="1" />
     </div>
     <label class="check"><input type="checkbox" checked=${settings.logprobs}
-      onChange=${(event) => setting("logprobs", event.target.checked)} />${" "}Show how sure it was
-      of each token</label>
+      onChange=${(event) => setting("logprobs", event.target.checked)} />${" "}Colour tokens by
+      probability</label>
     ${state.tab === "chat" && draws(state) && html`<label class="check"><input type="checkbox"
       checked=${settings.draw} onChange=${(event) => setting("draw", event.target.checked)}
-      />${" "}Have the answer drawn</label>`}
+      />${" "}Answer with an image too</label>`}
   </details>`;
 }
 
@@ -147,7 +166,7 @@ function view(state) {
         <nav class="tabs" aria-label="Views">${Object.entries(TABS).map(([name, label]) => html`
           <button aria-current=${state.tab === name ? "true" : null}
             disabled=${Boolean(state.running && state.tab !== name)}
-            onClick=${() => app.set({ tab: name })}>${label}</button>`)}
+            onClick=${() => open(name)}>${label}</button>`)}
         </nav>
         <${Problem} problem=${state.problem} again=${again}
           close=${() => app.set({ problem: null })} />

@@ -83,6 +83,11 @@ class KeySet:
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def has_admin(self) -> bool:
+        """True if one of the keys is an admin's."""
+        return any(key.admin for key in self._keys.values())
+
     def _slot(self, sha256: bytes) -> bytes:
         # Keyed, so that the time of a look-up tells a client nothing about the hashes of keys.
         return hashlib.blake2b(sha256, digest_size=16, key=self._secret).digest()
@@ -152,6 +157,11 @@ class Keys:
     def required(self) -> bool:
         """True if a key is required."""
         return len(self._keys) > 0
+
+    @property
+    def admits_admins(self) -> bool:
+        """True if there is an admin port, or a key that is an admin's."""
+        return self._settings.admin_port is not None or self._keys.has_admin
 
     @property
     def reloadable(self) -> bool:
