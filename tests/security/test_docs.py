@@ -1,10 +1,10 @@
-"""docs/security.md names tests that exist."""
+"""docs/attacks.md names tests that exist."""
 
 import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent.parent / "docs" / "security.md"
+PAGE = HERE.parent.parent / "docs" / "attacks.md"
 _names = re.compile(r"`(?:((?:\w+/)*)(test_\w+\.py))?::(test_\w+)`")
 
 
