@@ -30,7 +30,6 @@ MOST_WORDS = {
     "docs/README.md": 400,
     "docs/api.md": 6500,
     "docs/engines.md": 5000,
-    "docs/models.md": 5900,
     "docs/operations.md": 7500,
 }
 """Words of a page at most, as `wc -w` counts them, where they are not those of its folder."""
