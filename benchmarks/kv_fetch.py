@@ -111,7 +111,8 @@ async def evict(engine: TorchEngine) -> None:
         table, run = core.scheduler.table, PageRun()
         # Few at a time: what comes faster than it can be sealed is not kept.
         table.grow([run], table.free + min(8, table.available - table.free))
-        core.cached.offload()
+        if core.cached.offloading is not None:
+            core.cached.offloading.copy()
         table.release([run])
         return table.available - table.free
 

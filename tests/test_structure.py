@@ -277,4 +277,4 @@ def test_one_function_says_that_a_context_is_too_long() -> None:
         for path in FILES
         if "ContextLengthError(" in path.read_text(encoding="utf-8")
     }
-    assert raising == {"base/errors.py", "messages/limits.py"}
+    assert raising == {"base/errors.py", "messages/fields.py"}

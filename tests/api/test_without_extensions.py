@@ -3,7 +3,7 @@
 import pytest
 
 from inlay.api.app import routes
-from inlay.api.generation.chat_kinds import kind_of
+from inlay.api.generation.chat import kind_of
 from inlay.api.schema.chat import ChatRequest
 from inlay.base.errors import InvalidRequestError
 from inlay.extension import VARIABLE

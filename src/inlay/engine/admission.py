@@ -8,8 +8,8 @@ from inlay.base.errors import EmbeddingsError, InvalidRequestError, NotFoundErro
 from inlay.media.positions import GRID_FIELD
 from inlay.media.spec import NAMED, MediaSpec
 from inlay.messages.card import ModelCard
+from inlay.messages.fields import check_length
 from inlay.messages.hidden_states import HiddenStates
-from inlay.messages.limits import check_length
 from inlay.messages.prompt import DTYPE_SIZES, Media, Prompt, Rows, Tokens
 from inlay.messages.request import GrammarKind, Request, Sampling
 

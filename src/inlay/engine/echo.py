@@ -20,7 +20,7 @@ from inlay.base.errors import DeadlineExceededError, ErrorFrame, InvalidRequestE
 from inlay.engine.settings import EngineSettings
 from inlay.messages.card import EmbeddingCard, Exactness, Limits, ModelCard, Stats
 from inlay.messages.digest import Secret, row_digests
-from inlay.messages.limits import check_length
+from inlay.messages.fields import check_length
 from inlay.messages.outputs import pooled
 from inlay.messages.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
 from inlay.messages.request import (

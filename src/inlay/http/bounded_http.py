@@ -247,10 +247,11 @@ class BoundedHttp(HttpConnection):
 
     def _await_head(self) -> None:
         if self._head_timer is None:
-            late = HeadTimeoutError(
-                f"the head of the request did not come within {HEAD_TIMEOUT:g} s"
-            )
-            self._head_timer = liveness.Timer(HEAD_TIMEOUT, lambda: self._give_up(late))
+            self._head_timer = liveness.Timer(HEAD_TIMEOUT, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        says = f"the head of the request did not come within {HEAD_TIMEOUT:g} s"
+        self._give_up(HeadTimeoutError(says))
 
     def _head_came(self) -> None:
         if self._head_timer is not None:

@@ -45,7 +45,9 @@ class ByteLevelDetokenizer:
         """As `Detokenizer.push`."""
         if len(ids) == 1 and not self._held and ids[0] not in self._skipped:
             # The usual case of a stream; most tokens end with a character.
-            whole = self._vocabulary.whole_text(ids[0])
+            whole = self._vocabulary.whole_texts.get(ids[0])
+            if whole is None:
+                whole = self._vocabulary.whole_text(ids[0])
             if whole is not None:
                 return whole
         data, skipped = self._vocabulary.data, self._skipped

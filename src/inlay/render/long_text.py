@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from inlay.base.errors import InvalidRequestError
 from inlay.base.pace import reserved, yield_gil
-from inlay.messages.limits import check_length
+from inlay.messages.fields import check_length
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
 """Returns the ids of a text, without special tokens around it."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Tokenizer
 
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
+from inlay.base.pace import reserved
 from inlay.base.single_flight import SingleFlight
 from inlay.messages.card import ModelCard
 from inlay.messages.prompt import Prompt, Rows, Segment, Tokens
@@ -25,7 +26,7 @@ from inlay.render.detokenizer import (
     WindowDetokenizer,
 )
 from inlay.render.ends import End, Side, end_of
-from inlay.render.long_text import LONG, encode_long, memory_for
+from inlay.render.long_text import LONG, MEMORY_OF_A_CHARACTER, encode_long
 from inlay.render.marks import PlaceholderMarks
 from inlay.render.template import ChatTemplates, read_template
 from inlay.render.texts import Pair, TextEncoder
@@ -34,6 +35,9 @@ from inlay.render.turns import say_after_calls
 from inlay.render.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
+
+_NO_MARKS = PlaceholderMarks(0)
+"""Of chats that are text alone: none is written."""
 
 _RESERVED = frozenset(
     {
@@ -226,14 +230,16 @@ class Renderer:
                 "continue_final_message and add_generation_prompt exclude each other",
                 param="continue_final_message",
             )
-        reserved = sorted(_RESERVED & (template_kwargs or {}).keys())
-        if reserved:
+        taken = sorted(_RESERVED & (template_kwargs or {}).keys())
+        if taken:
             raise InvalidRequestError(
-                f"{reserved[0]} is not a variable for the template but a field of the request",
+                f"{taken[0]} is not a variable for the template but a field of the request",
                 param="chat_template_kwargs",
             )
         template = self._templates.choose(tools=bool(tools))
-        marks = PlaceholderMarks(len(rows), [shown.placeholder for shown in media.shown])
+        marks = _NO_MARKS
+        if rows or media.shown or continue_final_message:
+            marks = PlaceholderMarks(len(rows), [shown.placeholder for shown in media.shown])
         placeholders = {shown.kind: shown.placeholder for shown in media.shown}
         prepared = template_messages(
             messages,
@@ -482,7 +488,7 @@ class _RowsTokenizer:
 def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
     # The batch form leaves out offsets, which are not needed and take two thirds of the time.
     try:
-        with memory_for(text):
+        with reserved(MEMORY_OF_A_CHARACTER * len(text)):
             (made,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             return tuple(made.ids)
     except TypeError as error:

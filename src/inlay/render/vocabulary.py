@@ -42,6 +42,7 @@ class Vocabulary:
         special: ids of special tokens.
         byte_level: True if the decoder joins the bytes of all tokens.
         byte_fallback: True if tokens like `<0xE2>` represent single bytes.
+        whole_texts: results of `whole_text`.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -54,7 +55,7 @@ class Vocabulary:
         self.byte_fallback = "ByteFallback" in kinds
         self._tokens: dict[int, str] = {}
         self._bytes: dict[int, bytes] = {}
-        self._whole: dict[int, str | None] = {}
+        self.whole_texts: dict[int, str | None] = {}
         self._alone: dict[int, str] = {}
 
     @cached_property
@@ -112,13 +113,13 @@ class Vocabulary:
 
         None if its bytes end inside a character.
         """
-        if id_ in self._whole:
-            return self._whole[id_]
+        if id_ in self.whole_texts:
+            return self.whole_texts[id_]
         data = self.data(id_)
         text, used = codecs.utf_8_decode(data, "replace", False)
         known = text if used == len(data) else None
         if data:
-            self._whole[id_] = known
+            self.whole_texts[id_] = known
         return known
 
     def text(self, id_: int) -> str:

@@ -4,7 +4,7 @@
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -68,6 +68,9 @@ class Decoder(Generic[T]):
     """Decodes messages of one type, or of one of a union's types.
 
     Not safe for use by two threads at a time: it holds the buffers of the message being decoded.
+
+    Attributes:
+        decode_header: as `decode`, of a message without buffers.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -75,6 +78,7 @@ class Decoder(Generic[T]):
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(
             kind, ext_hook=self._lower, dec_hook=_accept
         )
+        self.decode_header: Callable[[bytes | memoryview], T] = self._decoder.decode
 
     def decode(self, header: "bytes | memoryview", buffers: Sequence[Buffer] = ()) -> T:
         """The message that `header` and `buffers` carry.

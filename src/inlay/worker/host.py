@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from inlay.adapter.library import AdapterLibrary
 from inlay.base.errors import (
     EmbeddingsError,
+    EngineError,
     InlayError,
     InvalidRequestError,
     OverloadedError,
@@ -53,7 +54,7 @@ from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.canary import Canary
 from inlay.worker.kv_feed import KvFeed
 from inlay.worker.lora_modules import parse_modules
-from inlay.worker.part import Handle, HostAccess, WorkerPart, guarded
+from inlay.worker.part import Handle, HostAccess, WorkerPart
 from inlay.worker.probing import EngineProber
 from inlay.worker.sleeping import RunningRequests, SleepControl
 from inlay.worker.spans import traced
@@ -414,3 +415,16 @@ async def host_of(
         peers=peers,
         self_check=self_check,
     )
+
+
+def guarded(handle: Handle, request: Request, emit: Emit) -> None:
+    """Have a request handled; what is raised is its one output."""
+    try:
+        handle(request, emit)
+    except InlayError as error:
+        emit(request.end("error", error))
+    except Exception:
+        # One request must not take the connection of all down with it: its caller hears of it, the
+        # log keeps the trace.
+        log.exception("request %s was not admitted", request.id)
+        emit(request.end("error", EngineError("the engine failed to admit the request")))

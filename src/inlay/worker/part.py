@@ -1,17 +1,13 @@
 """The part of a worker that an extension adds: tasks of its own, and what it does around others."""
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from inlay.base.address import Address
-from inlay.base.errors import EngineError, InlayError
 from inlay.engine.api import Engine, PeerWorkers
 from inlay.messages.card import StageCard
 from inlay.messages.request import Emit, Request, Task
-
-log = logging.getLogger(__name__)
 
 Handle: TypeAlias = Callable[[Request, Emit], None]
 """Takes a request and gives its outputs; what it raises is the request's only one."""
@@ -59,16 +55,3 @@ class WorkerPart(Protocol):
     @property
     def num_open(self) -> int:
         """Requests that the engine has ended and others still use."""
-
-
-def guarded(handle: Handle, request: Request, emit: Emit) -> None:
-    """Have a request handled; what is raised is its one output."""
-    try:
-        handle(request, emit)
-    except InlayError as error:
-        emit(request.end("error", error))
-    except Exception:
-        # One request must not take the connection of all down with it: its caller hears of it, the
-        # log keeps the trace.
-        log.exception("request %s was not admitted", request.id)
-        emit(request.end("error", EngineError("the engine failed to admit the request")))

@@ -9,7 +9,8 @@ from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.api import FedEngine, PausingEngine
 from inlay.engine.input_stream import InputStream
 from inlay.messages.request import Emit, Request, Task
-from inlay.worker.part import Handle, HostAccess, guarded
+from inlay.worker.host import guarded
+from inlay.worker.part import Handle, HostAccess
 from inlay_stages.worker.input_fetcher import InputFetcher
 from inlay_stages.worker.payload_store import PayloadStore
 

@@ -33,7 +33,6 @@ def test_nobody_rests_where_there_is_room_for_all() -> None:
     turns = AdapterTurns(2)
     for _ in range(3 * TURN):
         assert turns.choose(asking("a", None, "b", "a")) == frozenset()
-    assert AdapterTurns(None).choose(asking(*"abcdef")) == frozenset()
 
 
 def test_an_adapter_stays_for_its_turn_and_then_gives_way() -> None:

@@ -248,7 +248,7 @@ async def test_an_aborted_request_leaves_nothing_and_others_that_share_its_image
             await asyncio.sleep(0.1)
             assert [output.finish_reason for output in ended] == ["abort"]
         check("llava", await other)
-        assert not engine._needs._stops
+        assert not engine._needs.unmet
         assert engine.stats().blocks_used == 0
 
 

@@ -17,8 +17,7 @@ from inlay.api.anthropic.input import (
 from inlay.api.anthropic.schema import MessagesInput, MessagesRequest, TokenCount
 from inlay.api.anthropic.shape import MessagesShape
 from inlay.api.fields import answer_id, check_unserved
-from inlay.api.generation.chat import chat_prompt, prepare_chat
-from inlay.api.generation.chat_kinds import chat_model
+from inlay.api.generation.chat import chat_model, chat_prompt, prepare_chat
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.output_format import has_thinking_budget
 from inlay.api.generation.respond import respond

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from inlay.api.fields import check_depths
-from inlay.api.generation.chat_kinds import kind_of
+from inlay.api.generation.chat_kinds import ChatKind
 from inlay.api.generation.generation import Generation, generation_of
 from inlay.api.generation.grammars import grammar_of
 from inlay.api.generation.messages import MessageReader
@@ -19,16 +19,59 @@ from inlay.api.generation.tools import NO_TOOLS, ToolUse
 from inlay.api.generation.truncation import Truncation
 from inlay.api.schema.chat import ChatRequest
 from inlay.base.errors import InvalidRequestError
+from inlay.extension import parts
 from inlay.http.bodies.accounting import size_of
 from inlay.http.bodies.embeds import Embeddings
 from inlay.http.parsed_request import ParsedRequest
+from inlay.http.quoting import shown_value
 from inlay.http.references import embeddings_of
-from inlay.http.server import Call
+from inlay.http.server import Call, Server
 from inlay.messages.card import ModelCard
 from inlay.messages.prompt import Prompt
-from inlay.messages.request import Grammar
+from inlay.messages.request import Grammar, Task
 from inlay.render import Renderer
 from inlay.router import ServedModel
+
+_OF_OTHERS = (
+    "audio", "size", "num_inference_steps", "guidance_scale", "negative_prompt", "output_format"
+)  # fmt: skip
+"""Fields of what is no text."""
+
+
+def kind_of(request: ChatRequest, card: ModelCard) -> ChatKind | None:
+    """Return the extension that answers a chat; None where it is the text of one model.
+
+    Raises:
+        InvalidRequestError: it is not, and no extension answers it.
+    """
+    others = [name for name in _OF_OTHERS if getattr(request, name) is not None]
+    if card.stage is None and request.modalities is None and not others:
+        return None
+    kind: ChatKind
+    for _, kind in parts("chat"):
+        if kind.applies(request, card):
+            return kind
+    if set(request.modalities or ["text"]) != {"text"}:
+        raise InvalidRequestError(
+            f'modalities is {shown_value(request.modalities)}; allowed: ["text"]',
+            param="modalities",
+        )
+    for name in others:
+        raise InvalidRequestError(f"{name}: this server makes text alone", param=name)
+    return None
+
+
+def chat_model(server: Server, name: str | None) -> ServedModel:
+    """Return the model that answers a chat where a client names `name`. Raises as `Server.model`.
+
+    An adapter of one stage of a pipeline names the pipeline.
+    """
+    found = server.model(name, Task.GENERATE)
+    if found.card.stage is not None:
+        kind: ChatKind
+        for _, kind in parts("chat"):
+            found = kind.model(server, found)
+    return found
 
 
 class ChatPrompt(NamedTuple):

@@ -9,14 +9,11 @@ from inlay.api.generation.generation import Generation
 from inlay.api.generation.messages import MessageReader
 from inlay.api.generation.respond import ResponseShape
 from inlay.api.schema.chat import ChatRequest
-from inlay.base.errors import InvalidRequestError
-from inlay.extension import parts
 from inlay.http.parsed_request import ParsedRequest
-from inlay.http.quoting import shown_value
 from inlay.http.server import Call, Server
 from inlay.http.sse import EventStream
 from inlay.messages.card import ModelCard
-from inlay.messages.request import Task, Usage
+from inlay.messages.request import Usage
 from inlay.router import ServedModel
 
 
@@ -98,45 +95,3 @@ class ChatKind(Protocol):
             ClientGone: the client left.
             InlayError: one of them cannot be asked, or failed.
         """
-
-
-_OF_OTHERS = (
-    "audio", "size", "num_inference_steps", "guidance_scale", "negative_prompt", "output_format"
-)  # fmt: skip
-"""Fields of what is no text."""
-
-
-def kind_of(request: ChatRequest, card: ModelCard) -> ChatKind | None:
-    """Return the extension that answers a chat; None where it is the text of one model.
-
-    Raises:
-        InvalidRequestError: it is not, and no extension answers it.
-    """
-    others = [name for name in _OF_OTHERS if getattr(request, name) is not None]
-    if card.stage is None and request.modalities is None and not others:
-        return None
-    kind: ChatKind
-    for _, kind in parts("chat"):
-        if kind.applies(request, card):
-            return kind
-    if set(request.modalities or ["text"]) != {"text"}:
-        raise InvalidRequestError(
-            f'modalities is {shown_value(request.modalities)}; allowed: ["text"]',
-            param="modalities",
-        )
-    for name in others:
-        raise InvalidRequestError(f"{name}: this server makes text alone", param=name)
-    return None
-
-
-def chat_model(server: Server, name: str | None) -> ServedModel:
-    """Return the model that answers a chat where a client names `name`. Raises as `Server.model`.
-
-    An adapter of one stage of a pipeline names the pipeline.
-    """
-    found = server.model(name, Task.GENERATE)
-    if found.card.stage is not None:
-        kind: ChatKind
-        for _, kind in parts("chat"):
-            found = kind.model(server, found)
-    return found

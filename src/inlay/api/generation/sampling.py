@@ -14,8 +14,7 @@ from inlay.base.errors import InvalidRequestError
 from inlay.http.server import Call
 from inlay.http.settings import FrontendSettings
 from inlay.messages.card import ModelCard
-from inlay.messages.fields import SAMPLING, check_bounds
-from inlay.messages.limits import check_length
+from inlay.messages.fields import SAMPLING, check_bounds, check_length
 from inlay.messages.prompt import Prompt
 from inlay.messages.request import Grammar, Sampling
 from inlay.render import Begins, ReasoningIds, Renderer

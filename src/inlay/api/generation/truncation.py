@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from inlay.base.errors import InvalidRequestError
-from inlay.messages.limits import check_length
+from inlay.messages.fields import check_length
 from inlay.messages.prompt import Media, Prompt, split_point
 from inlay.render import Side
 

@@ -25,7 +25,7 @@ from inlay.http.references import store_for, stored_rows
 from inlay.http.server import Call, Server
 from inlay.http.tables import Table, with_noise
 from inlay.messages.card import ModelCard
-from inlay.messages.limits import check_length
+from inlay.messages.fields import check_length
 from inlay.messages.prompt import Buffer, Rows
 from inlay.render import Renderer
 from inlay.tensors import read, write

@@ -30,7 +30,7 @@ from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.media.positions import placed
 from inlay.messages.card import ModelCard, Stats
-from inlay.messages.limits import check_length
+from inlay.messages.fields import check_length
 from inlay.messages.outputs import pooled
 from inlay.messages.prompt import Buffer, Media, Prompt, Rows, Segment
 from inlay.messages.request import Emit, Output, Pooling, Request, Task

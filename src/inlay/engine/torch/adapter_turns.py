@@ -23,10 +23,10 @@ class AdapterTurns:
     """Chooses the adapters of each step.
 
     Args:
-        max_loras: maximum number of adapters in one step, at least 1; None for no limit.
+        max_loras: maximum number of adapters in one step, at least 1.
     """
 
-    def __init__(self, max_loras: int | None) -> None:
+    def __init__(self, max_loras: int) -> None:
         self._max_loras = max_loras
         self._steps: dict[str, int] = {}
         """Adapters of the last step, with the number of consecutive steps each was chosen."""
@@ -39,8 +39,6 @@ class AdapterTurns:
         Returns:
             The adapters whose sequences rest in this step.
         """
-        if self._max_loras is None:
-            return frozenset()
         orders: dict[str, tuple[int, int]] = {}
         for sequence in sequences:
             name = sequence.request.adapter

@@ -54,9 +54,9 @@ class LoraAdapters:
     def __contains__(self, name: object) -> bool:
         return name in self._kept
 
-    def content_id(self, name: str | None) -> str | None:
-        """Return the content id of an adapter, None for none. Raises `NotFoundError`."""
-        return None if name is None else self._of(name).content_id
+    def content_id(self, name: str) -> str:
+        """Return the content id of an adapter. Raises `NotFoundError`."""
+        return self._of(name).content_id
 
     def put(self, name: str, content_id: str, lows: Mapping[str, LowRankPair]) -> None:
         """Add an adapter, and copy it into the model if a slot is free; all or nothing.

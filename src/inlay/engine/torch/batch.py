@@ -110,6 +110,12 @@ class Batch(NamedTuple):
     decoding: frozenset[int] = frozenset()
     uncertain: tuple[int, ...] = ()
 
+    def rotary_positions(self, axes: int) -> Tensor:
+        """Return the rotary positions as a model's body takes them: [1, T], or [axes, 1, T]."""
+        if self.rope is None:
+            return self.positions[None]
+        return self.rope if axes == 1 else self.rope[:, None]
+
     def wholes_of(self, window: Window) -> tuple[tuple[int, int, int], ...]:
         """Return `wholes` as a layer with this window, or none, has them."""
         return (

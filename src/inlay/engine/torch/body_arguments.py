@@ -13,17 +13,8 @@ def has_inputs_per_layer(config: Any) -> bool:
     return bool(getattr(config, "hidden_size_per_layer_input", 0))
 
 
-def rotary_positions(batch: Batch, axes: int) -> Tensor:
-    """Return the rotary positions of a batch as its body takes them: [1, T], or [axes, 1, T]."""
-    if batch.rope is None:
-        return batch.positions[None]
-    return batch.rope if axes == 1 else batch.rope[:, None]
-
-
-def inner_features(batch: Batch, padding: int) -> dict[str, Any]:
-    """Return the arguments by which a body adds features after its first layers (DeepStack)."""
-    if batch.features is None:
-        return {}
+def inner_features(batch: Batch, features: Tensor, padding: int) -> dict[str, Any]:
+    """Return the arguments by which a body adds `features` after its first layers (DeepStack)."""
     rows = batch.positions.new_zeros(1, len(batch.positions) + padding, dtype=torch.bool)
     rows[0, batch.row_index] = True
-    return {"visual_pos_masks": rows, "deepstack_visual_embeds": list(batch.features)}
+    return {"visual_pos_masks": rows, "deepstack_visual_embeds": list(features)}

@@ -67,6 +67,7 @@ class CacheEvents:
     first group that keeps all positions, or else in the first group.
 
     Attributes:
+        changes: those since the last `flush`, in order.
         tell: receives changes as blocks of the routing chain; None if unused.
         publisher: publisher of vLLM's events; None if unused.
         tiers: that keep what the cache evicts; None without.
@@ -88,7 +89,7 @@ class CacheEvents:
         self._windows: tuple[Window, ...] = (None,)
         self._routed = 0
         self._keys: dict[bytes, bytes] = {}
-        self._changes: list[_BlocksStored | _BlocksRemoved] = []
+        self.changes: list[_BlocksStored | _BlocksRemoved] = []
 
     def open(self) -> None:
         """Start publishing if the settings enable it.
@@ -126,7 +127,7 @@ class CacheEvents:
         if digest is None:
             raise ValueError("a page without a digest cannot be cached")
         parent = sequence.page_digest(index - 1, self._page_size) if index else None
-        last = self._changes[-1] if self._changes else None
+        last = self.changes[-1] if self.changes else None
         if not (
             isinstance(last, _BlocksStored)
             and last.group == group
@@ -134,7 +135,7 @@ class CacheEvents:
             and last.digests[-1] == parent
         ):
             last = _BlocksStored(group, parent, sequence.request.adapter)
-            self._changes.append(last)
+            self.changes.append(last)
         last.digests.append(digest)
         start = index * self._page_size
         if self.publisher is not None and self._token_ids:
@@ -151,17 +152,17 @@ class CacheEvents:
         """Record that no page of `group` has `digest` any more."""
         if not self._heard:
             return
-        last = self._changes[-1] if self._changes else None
+        last = self.changes[-1] if self.changes else None
         if not (isinstance(last, _BlocksRemoved) and last.group == group):
             last = _BlocksRemoved(group)
-            self._changes.append(last)
+            self.changes.append(last)
         last.digests.append(digest)
         if group == self._routed:
             last.keys += self._keys.pop(digest, b"")
 
     def flush(self) -> None:
         """Report the changes since the last call."""
-        changes, self._changes = self._changes, []
+        changes, self.changes = self.changes, []
         if not changes:
             return
         if self.tell is not None:

@@ -374,7 +374,8 @@ class TorchEngine:
         self._wake.set()
 
     def _ended(self, request_id: str) -> None:
-        self._needs.stop(request_id)
+        if request_id in self._needs.unmet:
+            self._needs.stop(request_id)
 
     # In the engine's thread
 
@@ -417,7 +418,8 @@ class TorchEngine:
             computed = self._stats.progress - before
             self._exchange.stepped(computed, time.monotonic() - began, self._call)
         self._post(outputs)
-        self._events.flush()
+        if self._events.changes:
+            self._events.flush()
         rest = core.rest(time.monotonic())
         if rest != 0 and not self._commands:
             self._wake.wait(rest)

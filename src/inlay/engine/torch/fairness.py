@@ -56,6 +56,9 @@ class StepShares:
         clients: those that have a sequence running or waiting.
         running: sequences, by order; it changes.
         outstanding: pages that a running sequence has yet to take.
+
+    Attributes:
+        stale: True once a sequence has started or stopped, or a step begins: they are computed anew.
     """
 
     def __init__(
@@ -69,16 +72,14 @@ class StepShares:
         self._clients = clients
         self._running = running
         self._outstanding = outstanding
+        self.stale = False
         self._places: Shares[Sequence] | None = None
         self._pages: Shares[Sequence] | None = None
-
-    def reset(self) -> None:
-        """Compute them anew: a sequence has started or stopped, or a step begins."""
-        self._places = self._pages = None
 
     @property
     def places(self) -> Shares[Sequence]:
         """Of places, among the running sequences."""
+        self._drop_stale()
         if self._places is None:
             self._places = self.of_places(self._running)
         return self._places
@@ -86,10 +87,16 @@ class StepShares:
     @property
     def pages(self) -> Shares[Sequence]:
         """Of pages, among the running sequences."""
+        self._drop_stale()
         if self._pages is None:
             lacking = [(sequence, self._outstanding(sequence)) for sequence in self._running]
             self._pages = shares_of_pages(self._bounds.num_pages, len(self._clients), lacking)
         return self._pages
+
+    def _drop_stale(self) -> None:
+        if self.stale:
+            self._places = self._pages = None
+            self.stale = False
 
     def of_places(self, sequences: Iterable[Sequence]) -> Shares[Sequence]:
         """Of places, among other sequences."""

@@ -27,11 +27,7 @@ from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.recurrent import RecurrentStates, keep_states
 from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.body_arguments import (
-    has_inputs_per_layer,
-    inner_features,
-    rotary_positions,
-)
+from inlay.engine.torch.body_arguments import has_inputs_per_layer, inner_features
 from inlay.engine.torch.cache.kv_layout import PageGroup, group_layers
 from inlay.engine.torch.checks import check_recurrent
 from inlay.engine.torch.lora import LoraBank, Selection
@@ -377,9 +373,11 @@ class CausalModel:
             if largest_window is not None:
                 paged = WithLargestWindow(paged, largest_window)
             padding = max(0, self._least_rows - len(batch.positions))
-            positions = F.pad(rotary_positions(batch, self.rope_axes), (0, padding))
+            positions = F.pad(batch.rotary_positions(self.rope_axes), (0, padding))
             if self._tells_places:
                 more["places"] = F.pad(batch.positions[None], (0, padding))
+            if batch.features is not None:
+                more |= inner_features(batch, batch.features, padding)
             with self._adapted(batch, padding):
                 hidden: Tensor = self._model.base_model(
                     inputs_embeds=F.pad(self.inputs(batch), (0, 0, 0, padding))[None],
@@ -387,7 +385,6 @@ class CausalModel:
                     use_cache=False,
                     paged=paged,
                     **more,
-                    **inner_features(batch, padding),
                     **self._per_layer_inputs(batch, padding),
                 ).last_hidden_state[0]
         return hidden[: len(batch.positions)]

@@ -59,25 +59,26 @@ class Needs:
 
     Attributes:
         providers: who brings what, by its kind.
+        unmet: by request and need, what stops bringing it.
     """
 
     def __init__(self, met: Callable[[str, Need, Result], object]) -> None:
         self.providers: dict[Kind, Provider] = {}
         self._met = met
-        self._stops: dict[str, dict[Need, Callable[[], object]]] = {}
+        self.unmet: dict[str, dict[Need, Callable[[], object]]] = {}
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._stops
+        return request_id in self.unmet
 
     def ask(self, request: Request, need: Need) -> None:
         """Have it brought."""
 
         def done(result: Result) -> None:
-            stops = self._stops.get(request.id, {})
+            stops = self.unmet.get(request.id, {})
             if stops.get(need) is stop:
                 del stops[need]
                 if not stops:
-                    del self._stops[request.id]
+                    del self.unmet[request.id]
                 self._met(request.id, need, result)
 
         try:
@@ -85,14 +86,14 @@ class Needs:
         except InlayError as error:
             self._met(request.id, need, error)
         else:
-            self._stops.setdefault(request.id, {})[need] = stop
+            self.unmet.setdefault(request.id, {})[need] = stop
 
     def stop(self, request_id: str) -> None:
         """Bring nothing more for a request, which has ended."""
-        for stop in self._stops.pop(request_id, {}).values():
+        for stop in self.unmet.pop(request_id, {}).values():
             stop()
 
     def stop_all(self) -> None:
         """Bring nothing more for any."""
-        for request_id in tuple(self._stops):
+        for request_id in tuple(self.unmet):
             self.stop(request_id)

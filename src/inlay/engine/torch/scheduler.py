@@ -84,7 +84,7 @@ class Scheduler:
                 after the results of the last are read.
         """
         self.bounds = bounds
-        self._adapter_turns = AdapterTurns(max_loras)
+        self._adapter_turns = None if max_loras is None else AdapterTurns(max_loras)
         self.cache = PrefixCache(len(bounds.windows), None if events is None else events.removed)
         self._events = events
         self._lookup = PrefixLookup(self.cache, bounds)
@@ -127,7 +127,7 @@ class Scheduler:
         """
         self.blocked = False
         self.start_needs.asked = []
-        self._shares.reset()
+        self._shares.stale = True
         self._start_waiting()
         for sequence in self.running:
             sequence.pending = sequence.num_pending_tokens
@@ -276,7 +276,7 @@ class Scheduler:
     def _begin(self, sequence: Sequence, hits: Hits | None) -> None:
         _remove(self.waiting, sequence)
         insort(self.running, sequence, key=_by_order)
-        self._shares.reset()
+        self._shares.stale = True
         sequence.starved_steps = 0
         sequence.start()
         if hits is not None:
@@ -315,7 +315,7 @@ class Scheduler:
         return True
 
     def _stop(self, sequence: Sequence) -> None:
-        self._shares.reset()
+        self._shares.stale = True
         _remove(self.running, sequence)
         self._in_progress.remove(sequence, self._num_committed(sequence))
         for chunk in sequence.unread:
@@ -366,12 +366,15 @@ class Scheduler:
         return sequence.unread[0].start if sequence.unread else sequence.num_computed_tokens
 
     def _plan(self) -> PartialPlan:
-        plan = self._plan_without(self._adapter_turns.choose(self.running))
+        turns = self._adapter_turns
+        if turns is None:
+            return self._plan_without(frozenset())
+        plan = self._plan_without(turns.choose(self.running))
         if plan.resting and not plan.chunks and not any(one.unread for one in self.running):
             # Those that rest hold the pages that the others lack.
             for sequence in tuple(self.running):
                 if sequence.request.adapter in plan.resting and not plan.chunks:
-                    plan = self._plan_without(self._adapter_turns.give(sequence.request.adapter))
+                    plan = self._plan_without(turns.give(sequence.request.adapter))
         return plan
 
     def _plan_without(self, resting: frozenset[str]) -> PartialPlan:

@@ -16,7 +16,6 @@ from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.needs import Need
 from inlay.engine.torch.prompt_media import PromptMedia, RopePositions
-from inlay.engine.torch.sampling.plain import is_plain
 from inlay.messages.digest import BLOCK_SIZE, Chain
 from inlay.messages.prompt import Media, Prompt, Segment, Tokens
 from inlay.messages.request import (
@@ -32,6 +31,9 @@ from inlay.messages.request import (
 
 if TYPE_CHECKING:
     from inlay.engine.torch.plan import ScheduledChunk
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy, as in vLLM."""
 
 
 class Sequence:
@@ -180,7 +182,7 @@ class Sequence:
         self.grammar = grammar
         self.adapter = BASE
         self.atomic = self.prompt.atomic_bounds()
-        self.media = PromptMedia.of(self.prompt)
+        self.media = PromptMedia.of(self.prompt) if self.prompt.has_rows else None
         self._rope = rope
         self.prompt_length = len(self.prompt)
         self.length = self.prompt_length + len(self.output)
@@ -371,3 +373,29 @@ class Sequence:
             prompt_logprobs=prompt_logprobs,
             payloads=payloads,
         )
+
+
+def is_greedy(sampling: Sampling) -> bool:
+    """Return True if tokens are not drawn."""
+    return sampling.temperature < GREEDY_BELOW
+
+
+def penalises(sampling: Sampling) -> bool:
+    """Return True if logits depend on the tokens before them."""
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+    )
+
+
+def is_plain(sampling: Sampling) -> bool:
+    """Return True if greedy choice from the model's logits is enough after `min_tokens`."""
+    return (
+        is_greedy(sampling)
+        and sampling.logprobs is None
+        and not (penalises(sampling) or sampling.logit_bias or sampling.bad_words)
+        and sampling.allowed_token_ids is None
+        and sampling.thinking is None
+        and sampling.grammar is None
+    )

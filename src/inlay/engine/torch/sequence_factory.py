@@ -32,7 +32,8 @@ class SequenceFactory:
         Raises `NotFoundError` if the adapter of `request` is not loaded. Arguments as `Sequence`'s.
         """
         chain = None
-        model, adapter = self._model, self._adapters.content_id(request.adapter)
+        model, name = self._model, request.adapter
+        adapter = None if name is None else self._adapters.content_id(name)
         if self._prefix_caching:
             root = root_digest(
                 self._secret,

@@ -20,7 +20,7 @@ from inlay.engine.torch.committer import Committer
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
 from inlay.engine.torch.emitter import Emitter
 from inlay.engine.torch.grammar.state import GrammarState
-from inlay.engine.torch.lookahead import Lookahead
+from inlay.engine.torch.in_flight_step import Lookahead
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.needs import GRAMMAR, Need, Result
 from inlay.engine.torch.pages.cached import CachedPages, MissingPages
@@ -283,7 +283,8 @@ class Core:
         if dirty:
             self.model.scrub(self.pages, dirty)
         chunks = self.scheduler.schedule().chunks
-        self.cached.offload()
+        if self.cached.offloading is not None:
+            self.cached.offloading.copy()
         for sequence, need in self.scheduler.start_needs.asked:
             if self._ask is None:
                 raise EngineError("the engine has no encoder of images")

@@ -133,6 +133,8 @@ class LocalTransport(Generic[T]):
                     buffers.append(Buffer(await self._reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise EOFError("the other end of the channel is gone") from error
+        if not buffers:
+            return self._decoder.decode_header(header)
         return self._decoder.decode(header, buffers)
 
     async def deliver(self, take: Callable[[T], None]) -> NoReturn:

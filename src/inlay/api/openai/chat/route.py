@@ -5,8 +5,7 @@ from functools import partial
 import msgspec
 
 from inlay.api.fields import answer_id
-from inlay.api.generation.chat import prepare_chat
-from inlay.api.generation.chat_kinds import chat_model, kind_of
+from inlay.api.generation.chat import chat_model, kind_of, prepare_chat
 from inlay.api.generation.messages import read_messages, sources_in
 from inlay.api.generation.respond import ResponseShape, respond
 from inlay.api.openai.chat.shape import ChatShape

@@ -7,8 +7,7 @@ from functools import partial
 import msgspec
 
 from inlay.api.fields import answer_id
-from inlay.api.generation.chat import prepare_chat
-from inlay.api.generation.chat_kinds import chat_model
+from inlay.api.generation.chat import chat_model, prepare_chat
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.respond import respond
 from inlay.api.openai.responses.input import (

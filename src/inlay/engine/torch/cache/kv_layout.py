@@ -21,7 +21,7 @@ import torch
 from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.windows import Window, first_seen, size_of
-from inlay.messages.limits import check_length
+from inlay.messages.fields import check_length
 from inlay.messages.request import Request
 
 MAX_GROUPS = 8
@@ -102,8 +102,8 @@ def most_pages(window: Window, length: int, chunk: int, page_size: int) -> int:
 
     It has `length` positions and is computed by at most `chunk` of them per step.
     """
-    every, size = pages_for(length, page_size), size_of(window)
-    if size is None:
+    every = pages_for(length, page_size)
+    if window is None or (size := size_of(window)) is None:
         return every
     # A step needs size - 1 positions and its own; the first may be the last of a page.
     return min(every, (size - 1 + chunk + page_size - 2) // page_size + 1)

@@ -134,6 +134,7 @@ class CachedPages:
 
     Attributes:
         copier: as above.
+        offloading: copies pages that the cache evicts, or None.
     """
 
     def __init__(
@@ -142,20 +143,15 @@ class CachedPages:
         self.copier = copier
         self._scheduler = scheduler
         self._events = events
-        self._offloading: Offloading | None = None
+        self.offloading: Offloading | None = None
 
     def offload_to(self, tiers: PageTiers) -> None:
         """Keep pages in `tiers` that the cache evicts; preempted sequences ask for them."""
-        self._offloading = Offloading(self.copier, tiers)
+        self.offloading = Offloading(self.copier, tiers)
         if self._events is not None:
             self._events.tiers = tiers
-        self._scheduler.table.evicted = self._offloading.evicted
+        self._scheduler.table.evicted = self.offloading.evicted
         self._scheduler.start_needs.is_kept = lambda group, digest: not tiers.lacks(group, digest)
-
-    def offload(self) -> None:
-        """Copy the pages that were evicted; to be called before anything is written to pages."""
-        if self._offloading is not None:
-            self._offloading.copy()
 
     def find_missing_pages(self, sequence: Sequence) -> MissingPages:
         """Return the pages that `sequence`, which does not run now, would have to compute.
@@ -255,7 +251,8 @@ class CachedPages:
             return None
         damaged = False
         if new:
-            self.offload()
+            if self.offloading is not None:
+                self.offloading.copy()
             some = records[:count] if len(new) == count else records[new]
             names = [piece.digests[place] for place in new]
             good = self.copier.write(sealer, piece.group, run.pages, names, some)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from inlay.engine.torch.sampling.sampler import SampledToken, SampledTokens, Sam
 from inlay.engine.torch.sequence import Sequence
 
 log = logging.getLogger(__name__)
+
+_grammar_of = attrgetter("grammar")
 
 
 @dataclass(slots=True)
@@ -51,8 +54,10 @@ class TokenChooser:
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of `sequence`, if any."""
-        self._sampler.forget(sequence)
-        self._masks.drop(sequence)
+        if not sequence.is_plain or sequence.sampling.min_tokens:
+            self._sampler.forget(sequence)
+        if sequence.grammar is not None:
+            self._masks.drop(sequence)
 
     def begin_masks(self, spans: Iterable[ScheduledChunk]) -> None:
         """Begin to compute the masks for the tokens after `spans`."""
@@ -73,9 +78,12 @@ class TokenChooser:
         `logits` are [len(spans), vocab_size]. After drafts, masks are waited for `until` a moment.
         """
         chosen = ChosenTokens()
-        self.begin_masks(spans)
-        late = self._masks.late([span.sequence for span in spans], until)
-        for span in spans:
+        late: dict[Sequence, InlayError | None] = {}
+        sequences = [span.sequence for span in spans]
+        if any(map(_grammar_of, sequences)):
+            self._masks.begin_masks(sequences)
+            late = self._masks.late(sequences, until)
+        for span in spans if late else ():
             if span.sequence in late:
                 error = late[span.sequence]
                 if error is None:

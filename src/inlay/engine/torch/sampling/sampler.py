@@ -28,9 +28,8 @@ from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.sampling.constraints import Constraints
 from inlay.engine.torch.sampling.draws import TruncationParams, inverse_cdf, ranked, uniform
-from inlay.engine.torch.sampling.plain import is_greedy, penalises
 from inlay.engine.torch.sampling.thinking import ThinkingBudgets, only
-from inlay.engine.torch.sequence import Sequence
+from inlay.engine.torch.sequence import Sequence, is_greedy, penalises
 from inlay.engine.torch.transfers import Download, upload
 from inlay.messages.request import Sampling, TokenLogprobs
 

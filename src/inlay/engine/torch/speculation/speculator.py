@@ -179,6 +179,12 @@ class Speculator:
             sequence: min(plan.left, sequence.sampling.max_tokens - len(sequence.output) - 1)
             for sequence in decoding
         }
+        self._forced = frozenset()
+        if not any(limits.values()):
+            # All compute prompts, or end with this step.
+            if self._drafter is not None:
+                self._drafter.draft({}, plan.left)
+            return
         by_client: Counter[Hashable] = Counter()
         for sequence, chunk in plan.chunks.items():
             by_client[sequence.client] += chunk.count
@@ -186,7 +192,8 @@ class Speculator:
         # Drafts may cost more than they give: what a step takes without them must be known.
         decodes = rows == len(plan.chunks)
         unknown = decodes and not self._costs.measured(rows, lately=shared)
-        forced = {} if unknown and shared else forced_tokens(decoding)
+        bound = [sequence for sequence in decoding if sequence.grammar is not None]
+        forced = forced_tokens(bound) if bound and not (unknown and shared) else {}
         self._forced = frozenset(forced)
         # By sequence: the chance of a draft, and how many pay.
         wanted = {
