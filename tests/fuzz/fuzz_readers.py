@@ -1,11 +1,11 @@
-"""Fuzz each reader of embeddings by itself, guided by coverage.
+"""Fuzz each reader of embeddings by itself, and that of checkpoints, guided by coverage.
 
 What reaches it is always its own format.
 
     python -m tests.fuzz.fuzz_readers archive FOLDER -runs=10000000 -max_len=4096
 
-Targets: `archive` (zip records), `pickle` (opcodes in an archive that is in order), `safetensors`,
-`npy`. What follows the target are libFuzzer's own arguments; FOLDER receives what reaches something
+Targets: `archive` (zip records), `pickle` (opcodes in an archive that is in order), `state_dict` (the
+same of a checkpoint, and what `inlay convert` writes of it), `safetensors`, `npy`. What follows the target are libFuzzer's own arguments; FOLDER receives what reaches something
 new. The corpus of the target goes in as well. Needs `atheris`; `fuzz_tensors` is the same check
 without it.
 """
@@ -16,15 +16,20 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.fuzz.guided import instrumented, run
 from tests.fuzz.mutation import mutated
 from tests.tensors.containers import Record, archive
 
 CORPUS = Path(__file__).parent / "corpus" / "readers"
-_STORAGE = bytes(256)
+_STORAGE = bytes(range(64)) * 4
 _NPY = b"\x93NUMPY"
-_NOT_WATCHED = {"archive": ("inlay.tensors.pickled",), "pickle": ("inlay.tensors.archive",)}
+_NOT_WATCHED = {
+    "archive": ("inlay.tensors.pickled",),
+    "pickle": ("inlay.tensors.archive",),
+    "state_dict": ("inlay.tensors.archive",),
+}
 """What another target is for."""
 
 
@@ -37,6 +42,7 @@ def _around_pickle(length: int) -> tuple[bytes, bytes]:
             Record(name, bytes(length)),
             Record("archive/byteorder", b"little"),
             Record("archive/data/0", _STORAGE),
+            Record("archive/data/1", _STORAGE[:64]),
             Record("archive/version", b"3\n"),
         ]
     )
@@ -58,16 +64,18 @@ def _safetensors(data: bytes) -> bytes:
     return struct.pack("<Q", len(header) + 1) + b"{" + header + rest
 
 
-TARGETS: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes | None]]] = {
-    "archive": (
-        lambda data: b"PK\3\4" + data,
-        lambda file: file[4:] if file.startswith(b"PK\3\4") else None,
-    ),
-    "pickle": (_pickle, lambda file: _pickle_in(file)),
-    "safetensors": (_safetensors, lambda file: _safetensors_in(file)),
-    "npy": (lambda data: _NPY + data, lambda file: file[6:] if file.startswith(_NPY) else None),
-}
-"""What makes a file out of a fuzzer's bytes, and the bytes that make a given file, if there are any."""
+class Target(NamedTuple):
+    """A reader.
+
+    Attributes:
+        make: makes a file out of a fuzzer's bytes.
+        within: the bytes that make a given file, if there are any.
+        state_dict: checked as a checkpoint, not as embeddings.
+    """
+
+    make: Callable[[bytes], bytes]
+    within: Callable[[bytes], bytes | None]
+    state_dict: bool = False
 
 
 def _pickle_in(file: bytes) -> bytes | None:
@@ -85,10 +93,24 @@ def _safetensors_in(file: bytes) -> bytes | None:
     return b"0" + header + b"\0" + file[8 + length :]
 
 
+TARGETS = {
+    "archive": Target(
+        lambda data: b"PK\3\4" + data,
+        lambda file: file[4:] if file.startswith(b"PK\3\4") else None,
+    ),
+    "pickle": Target(_pickle, _pickle_in),
+    "state_dict": Target(_pickle, _pickle_in, state_dict=True),
+    "safetensors": Target(_safetensors, _safetensors_in),
+    "npy": Target(
+        lambda data: _NPY + data, lambda file: file[6:] if file.startswith(_NPY) else None
+    ),
+}
+
+
 def seeds(target: str) -> list[bytes]:
     """Where mutation starts: the files of `fuzz_tensors` that belong to the target."""
     found = (
-        TARGETS[target][1](path.read_bytes())
+        TARGETS[target].within(path.read_bytes())
         for path in sorted((CORPUS.parent / "tensors").iterdir())
     )
     return [data for data in found if data is not None]
@@ -97,9 +119,10 @@ def seeds(target: str) -> list[bytes]:
 def main(arguments: Sequence[str]) -> None:
     """Run what the module's docstring says."""
     target, *options = arguments
-    make = TARGETS[target][0]
+    make, _, state_dict = TARGETS[target]
     with instrumented("inlay.tensors", but=_NOT_WATCHED.get(target, ())):
-        from tests.fuzz.fuzz_tensors import WORDS, check
+        from tests.fuzz.fuzz_tensors import WORDS, check, check_state_dict
+    read = check_state_dict if state_dict else check
 
     inputs = seeds(target)
     with tempfile.TemporaryDirectory() as started:
@@ -107,7 +130,7 @@ def main(arguments: Sequence[str]) -> None:
             (Path(started) / str(number)).write_bytes(data)
         kept = CORPUS / target
         run(
-            lambda data: check(make(data)),
+            lambda data: read(make(data)),
             [lambda data, rng: mutated(data, inputs, WORDS, rng)],
             options,
             [Path(started), kept] if kept.is_dir() else [Path(started)],

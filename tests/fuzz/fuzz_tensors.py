@@ -11,6 +11,7 @@ where watching lines is cheap); `fuzz_readers` is guided by coverage and needs `
 """
 
 import argparse
+import io
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,10 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import safetensors
+
 from inlay.base.errors import EmbeddingsError
 from inlay.messages.prompt import DTYPE_SIZES
 from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows
-from inlay.tensors.state_dict import state_tensors
+from inlay.tensors.converting import write_tensors
+from inlay.tensors.safetensors_file import NAMES
+from inlay.tensors.state_dict import StateTensor, state_tensors
 from inlay.tensors.tensor import ELEMENT_SIZES
 from tests.fuzz.mutation import mutated
 
@@ -32,7 +37,7 @@ _TARGETS = ("bfloat16", "float16", "float32")
 WORDS = (
     b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\7\x08", b"archive/data.pkl", b"archive/data/0", b"constants.pkl", b"byteorder",
     b"big", b".npy", b"ctorch\nFloatStorage\n", b"ctorch\nDoubleStorage\n", b"ctorch\nHalfStorage\n", b"ctorch\nBFloat16Storage\n",
-    b"ctorch\nLongStorage\n", b"ctorch.storage\nUntypedStorage\n", b"ctorch\nfloat8_e4m3fn\n", b"ctorch\nint64\n", b"ctorch\nTensor\n", b"ctorch\nBoolStorage\n", b"X\5\0\0\0model", b"b",
+    b"ctorch\nLongStorage\n", b"ctorch.storage\nUntypedStorage\n", b"ctorch\nfloat8_e4m3fn\n", b"ctorch\nint64\n", b"ctorch\nTensor\n", b"ctorch\nBoolStorage\n", b"X\5\0\0\0model", b"b", b"X\x0c\0\0\0__metadata__", b"\x8a\x08\0\0\0\0\0\0\0\x40",
     b"ctorch.nn.parameter\nParameter\n", b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch._utils\n_rebuild_tensor_v3\n",
     b"ctorch._utils\n_rebuild_parameter\n", b"ctorch._utils\n_rebuild_parameter_with_state\n", b"ctorch._tensor\n_rebuild_from_type_v2\n",
     b"ctorch._utils\n_rebuild_sparse_tensor\n", b"ctorch.nested._internal\nf\n", b"ccollections\nOrderedDict\n", b"cos\nsystem\n",
@@ -54,7 +59,7 @@ def check(data: bytes) -> Tensor | None:
         Exception: anything but an `EmbeddingsError` came out of the reader.
     """
     if data.startswith(b"PK"):
-        _check_state_dict(data)
+        check_state_dict(data)
     try:
         tensor = read(data, limits=LIMITS)
     except EmbeddingsError as refusal:
@@ -78,21 +83,38 @@ def check(data: bytes) -> Tensor | None:
     return tensor
 
 
-def _check_state_dict(data: bytes) -> None:
-    """Read `data` as `inlay convert` would, which takes tensors of any kind."""
+def check_state_dict(data: bytes) -> bool:
+    """Convert `data` as `inlay convert` would, which takes tensors of any kind.
+
+    Returns:
+        True if it is a state dict.
+
+    Raises:
+        AssertionError: it was accepted and should not have been, or safetensors reads something
+            else of what was written.
+        Exception: anything but an `EmbeddingsError` came out of reader or writer.
+    """
     try:
         tensors = state_tensors(memoryview(data))
     except EmbeddingsError as refusal:
         _check_message(refusal)
-        return
-    names = [tensor.name for tensor in tensors]
-    assert names
-    assert len({*names}) == len(names)
+        return False
+    assert tensors
     assert sum(tensor.nbytes for tensor in tensors) <= 8 * len(data)
+    written = io.BytesIO()
+    write_tensors(written, tensors)
+    found = dict(safetensors.deserialize(written.getvalue()))
+    assert len(found) == len(tensors)
     for tensor in tensors:
-        assert (
-            len(tensor.read()) == tensor.nbytes == prod(tensor.shape) * ELEMENT_SIZES[tensor.dtype]
-        )
+        own = found[tensor.name]
+        assert (own["dtype"], tuple(own["shape"])) == (NAMES[tensor.dtype], tensor.shape)
+        assert len(own["data"]) == tensor.nbytes == prod(tensor.shape) * _size(tensor)
+        assert own["data"] == tensor.read().view
+    return True
+
+
+def _size(tensor: StateTensor) -> int:
+    return ELEMENT_SIZES[tensor.dtype]
 
 
 def _check_message(refusal: EmbeddingsError) -> None:

@@ -125,6 +125,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "an integer in it": (entry("a", b"K\x01"), "'a' is a int and not a tensor"),
     "a number as key": (b"}(K\x01" + tensor() + b"u", "the key '1'"),
     "no name": (entry("", tensor()), "the key ''"),
+    "the name of safetensors' own": (entry("__metadata__", tensor()), "the key '__metadata__'"),
     "nothing": (b"}", "an empty state dict"),
     "one tensor": (tensor(), "a tensor and not a state dict"),
     "itself within itself": (
@@ -136,6 +137,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "beyond its storage": (entry("a", tensor(offset=b"K\x01")), "ends at byte 68 of a storage"),
     "a negative offset": (entry("a", tensor(offset=b"J\xff\xff\xff\xff")), "none may be negative"),
     "a huge size": (entry("a", tensor(b"\x8a\x08" + b"\xff" * 7 + b"\x7f\x85")), "ends at byte"),
+    "nothing of a huge size": (
+        entry("a", tensor(b"\x8a\x08" + b"\0" * 7 + b"\x40K\x02K\x00\x87")),
+        "'a' has sizes beyond 64 bits",
+    ),
     "another storage": (
         entry("a", tensor().replace(text("0"), text("1"))),
         "storage '1' is not in the archive",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.safetensors_file import NAMES, encode_header
+from inlay.tensors.safetensors_file import METADATA, NAMES, encode_header
 from inlay.tensors.state_dict import StateTensor, open_state_dict
 from inlay.tensors.tensor import ELEMENT_SIZES
 from inlay.tensors.weight_files import OTHERS, PICKLED, WHOLE, find_pickled, find_weights
@@ -205,6 +205,8 @@ def _convert(folder: _Folder, made: Path, found: Converted) -> None:
             if twice is not None:
                 raise InvalidRequestError(f"{file} has tensor {twice} once more, of another file")
             write_tensors(stream, tensors)
+            stream.flush()
+            os.fsync(stream.fileno())
             weight_map |= dict.fromkeys((tensor.name for tensor in tensors), name)
             total += sum(tensor.nbytes for tensor in tensors)
         found.files.append(folder.place / name)
@@ -222,7 +224,7 @@ def write_tensors(stream: BinaryIO, tensors: Sequence[StateTensor]) -> None:
     Elements of the largest size come first, so that each tensor lies on a multiple of its own.
     """
     order = sorted(tensors, key=lambda each: (-ELEMENT_SIZES[each.dtype], each.name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {METADATA: {"format": "pt"}}
     at = 0
     for tensor in order:
         end = at + tensor.nbytes
@@ -237,8 +239,6 @@ def write_tensors(stream: BinaryIO, tensors: Sequence[StateTensor]) -> None:
         data = tensor.read().view
         for start in range(0, len(data), _CHUNK):
             stream.write(data[start : start + _CHUNK])
-    stream.flush()
-    os.fsync(stream.fileno())
 
 
 def _copy_others(source: Path, made: Path, wanted: set[Path]) -> None:

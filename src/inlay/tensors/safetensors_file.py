@@ -11,7 +11,8 @@ from inlay.base.errors import EmbeddingsError
 from inlay.tensors.tensor import MAX_TABLE_ID_LENGTH, MIN_BYTES, Tensor, dense, quoted, refused
 
 MAX_HEADER_BYTES = 8192
-_METADATA = "__metadata__"
+METADATA = "__metadata__"
+"""Key of the header that is no tensor's name."""
 _TABLE_ID = "embedding_table_id"
 _GRID = "image_grid_thw"
 _grid = re.compile(r"([1-9][0-9]{0,8}),([1-9][0-9]{0,8}),([1-9][0-9]{0,8})")
@@ -44,7 +45,7 @@ def read_safetensors(container: memoryview) -> Tensor:
             f"{MAX_HEADER_BYTES}"
         )
     header = _header(bytes(container[8 : 8 + length]))
-    metadata = header.pop(_METADATA, {})
+    metadata = header.pop(METADATA, {})
     if len(header) != 1:
         raise refused(f"a safetensors file of {len(header)} tensors; send one tensor")
     ((_, entry),) = header.items()
@@ -155,7 +156,7 @@ def write_safetensors(
     metadata = {} if table_id is None else {_TABLE_ID: table_id}
     if grid is not None:
         metadata[_GRID] = ",".join(map(str, grid))
-    header: dict[str, Any] = {_METADATA: metadata} if metadata else {}
+    header: dict[str, Any] = {METADATA: metadata} if metadata else {}
     header["prompt_embeds"] = {
         "dtype": _NAMES[dtype],
         "shape": shape,

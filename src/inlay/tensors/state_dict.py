@@ -17,6 +17,7 @@ from inlay.base.errors import EmbeddingsError, InvalidRequestError
 from inlay.messages.prompt import Buffer
 from inlay.tensors import pickled
 from inlay.tensors.archive import records
+from inlay.tensors.safetensors_file import METADATA
 from inlay.tensors.tensor import ELEMENT_SIZES, check_view, elements, quoted, refused, what_came
 from inlay.tensors.torch_file import PICKLE, folder, storage_of
 
@@ -28,6 +29,8 @@ _WRAPPED = ("state_dict", "model_state_dict", "model", "module")
 """Keys of a training's checkpoint that hold the model's weights, as trainers name them."""
 
 _MAX_NAME = 1024
+_MAX_EMPTY = (1 << 63) - 1
+"""Bytes that an empty tensor would have, were its sizes of zero left out: readers multiply them."""
 _MOST_SHARED = 8
 """Times as many bytes as the file that its tensors may have: T5 has its table four times."""
 
@@ -118,14 +121,16 @@ def state_tensors(container: memoryview) -> list[StateTensor]:
             raise refused(
                 f"a state dict whose {quoted(str(name))} is {_kind(value)} and not a tensor"
             )
-        if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
+        if type(name) is not str or not 0 < len(name) <= _MAX_NAME or name == METADATA:
             raise refused(f"a state dict with the key {quoted(str(name))}")
         storage = storage_of(contents, prefix, value.storage)
         tensor = StateTensor(name, value.dtype, value.shape, value, storage)
+        size = ELEMENT_SIZES[value.dtype]
         if 0 in value.shape and min(value.shape) >= 0:
+            if prod(n or 1 for n in value.shape) * size > _MAX_EMPTY:
+                raise refused(f"a state dict whose {quoted(name)} has sizes beyond 64 bits")
             found.append(tensor)
             continue
-        size = ELEMENT_SIZES[value.dtype]
         try:
             check_view(value.shape, value.strides, value.offset, size, len(storage))
         except EmbeddingsError as error:

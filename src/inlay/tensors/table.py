@@ -22,6 +22,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from inlay.base.errors import InvalidRequestError
+from inlay.tensors.safetensors_file import METADATA
 from inlay.tensors.weight_files import weight_files
 
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -205,7 +206,7 @@ def _header(file: Path, max_header: int) -> _Header:
             if not 2 <= length <= min(max_header, size - 8):
                 raise InvalidRequestError(_no_header(file, first, length, max_header))
             header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
-        metadata = header.pop("__metadata__", None)
+        metadata = header.pop(METADATA, None)
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
     except OSError as error:
         raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
