@@ -1,10 +1,11 @@
 """Numbers of a model's own code in transformers, and how much of them is rounding.
 
-One pass computes every prompt three times: as it is; with the outputs of linears and norms changed
-by at most half a unit in the last place (`free`: the changes add up through the model); and with
-such changes, but every layer's input as it is (`forced`: the changes of one layer). The distance of
-these is the noise of a position, found without another dtype and without twice the memory (Higham,
-Accuracy and Stability of Numerical Algorithms, chapter 2, has the model of rounding).
+One pass computes every prompt several times: as it is; twice with the outputs of linears and norms,
+and queries and keys as attention takes them, changed by at most half a unit in the last place
+(`free`: the changes add up through the model); and with such changes, but every layer's input as it
+is (`forced`: the changes of one layer). The distance of these is the noise of a position, found
+without another dtype and without twice the memory (Higham, Accuracy and Stability of Numerical
+Algorithms, chapter 2, has the model of rounding).
 
 Shapes: V variants, K prompts, T positions of a prompt, P = K * T, C hidden size, M logits.
 """
@@ -19,6 +20,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.modeling_utils import AttentionInterface
 
 from inlay.engine.pool_reference import KEPT, PoolReference
 from inlay.engine.torch.self_check.prompts import COUNT, WINDOW, CheckPrompt, check_prompts
@@ -26,6 +28,7 @@ from inlay.engine.torch.weights.division import head_of
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
 
 VARIANTS = 3
+"""Prompts as they are, and two `free` ones; where layers are compared, there is a `forced` one."""
 
 _EVERY, _MOST_ROWS = 5, 64
 """Of modules, inputs and outputs at every fifth position are kept, so many rows at most."""
@@ -97,7 +100,7 @@ class Reference:
         by: library, version, attention and dtype that computed it.
         ids: [P, M] int64, whose logits are compared.
         logits: float32 [P, M], centred.
-        noise: float32 [P], distance of the `free` variant.
+        noise: float32 [P], root mean square distance of the `free` variants.
         routed: experts are chosen, which rounding may change.
         layers: of decoder layers; empty if they are not known.
         pooled: the reference of its pool, encoded; empty of models that have none.
@@ -140,12 +143,13 @@ class Reference:
         capture = Capture(model, getattr(model.base_model, "layers", ()), len(prompts))
         with torch.inference_mode(), as_published(model, WINDOW) as attention:
             with capture.hooked():
-                hidden = _hidden(model, prompts, axes).view(VARIANTS, -1, model_width(model))
-            first, free = (_head(model, part) for part in hidden[:2])
+                hidden = _hidden(model, prompts, axes, capture.variants)
+            first, *free = (_head(model, part) for part in hidden[:VARIANTS])
             common = sampled_ids(vocab_size).to(first.device).expand(len(first), -1)
             ids = torch.cat([common, first.topk(min(TOP, vocab_size)).indices], -1)
             logits = centred(first.gather(1, ids))
-            noise = relative(centred(free.gather(1, ids)), logits, logits)
+            moved = [relative(centred(own.gather(1, ids)), logits, logits) for own in free]
+            noise = torch.stack(moved).square().mean(0).sqrt()
             capture.keep_head(hidden[0])
         by = computed_by(attention, model.dtype)
         return cls(
@@ -173,7 +177,7 @@ def _pool_reference(model: Any, directory: Path, *, axes: int) -> PoolReference:
     prompts = tuple(prompt._replace(positions=tuple(range(COUNT))) for prompt in prompts)
     capture = Capture(model, (), len(prompts), keeps=False)
     with torch.inference_mode(), as_published(model) as attention, capture.hooked():
-        hidden = _hidden(model, prompts, axes).view(VARIANTS, -1, model_width(model))
+        hidden = _hidden(model, prompts, axes, capture.variants)
         first, *others = (_head(model, part).log_softmax(-1) for part in hidden)
     kept = first.topk(min(KEPT, vocab_size))
     likely = kept.indices[:, :TOP]
@@ -214,20 +218,20 @@ def _head(model: Any, hidden: Tensor) -> Tensor:
     return logits.float()
 
 
-def _hidden(model: Any, prompts: Sequence[CheckPrompt], axes: int) -> Tensor:
-    """Compute the last hidden states of all variants [V * K, T, C]."""
+def _hidden(model: Any, prompts: Sequence[CheckPrompt], axes: int, variants: int) -> Tensor:
+    """Compute the last hidden states of all variants [V, P, C]."""
     body, device = model.base_model, model.device
-    size = VARIANTS * len(prompts)
+    size = variants * len(prompts)
     given: dict[str, Tensor] = {}
     if any(prompt.others for prompt in prompts):
         table = body.get_input_embeddings()
         embeds = torch.stack([prompt.embedded(table, device) for prompt in prompts])
-        given["inputs_embeds"] = embeds.repeat(VARIANTS, 1, 1)
+        given["inputs_embeds"] = embeds.repeat(variants, 1, 1)
     else:
         ids = torch.tensor([prompt.ids for prompt in prompts], device=device)
-        given["input_ids"] = ids.repeat(VARIANTS, 1)
+        given["input_ids"] = ids.repeat(variants, 1)
     places = torch.tensor([prompt.positions for prompt in prompts], device=device)
-    places = places.repeat(VARIANTS, 1)
+    places = places.repeat(variants, 1)
     found: Tensor = body(
         **given,
         position_ids=places if axes == 1 else places.expand(axes, size, COUNT),
@@ -235,7 +239,7 @@ def _hidden(model: Any, prompts: Sequence[CheckPrompt], axes: int) -> Tensor:
         attention_mask=torch.ones(size, COUNT, dtype=torch.int64, device=device),
         use_cache=False,
     ).last_hidden_state
-    return found
+    return found.view(variants, -1, found.shape[-1])
 
 
 @contextmanager
@@ -315,7 +319,8 @@ class Capture:
         self._root = root
         self._layers = list(layers)
         self._positions = prompts * COUNT
-        self._sequences = prompts * VARIANTS
+        self.variants = VARIANTS + bool(self._layers)
+        self._sequences = prompts * self.variants
         self._generator = torch.Generator().manual_seed(3)
         self._last: tuple[Tensor, Tensor] | None = None
         self.layers = Layers()
@@ -325,6 +330,7 @@ class Capture:
     def hooked(self) -> Iterator[None]:
         """Install the hooks within this context."""
         with ExitStack() as undo:
+            undo.enter_context(self._attending())
             for path, module in self._root.named_modules():
                 # Not a subclass, which may give more (the router of Llama 4's experts).
                 if type(module) is nn.Linear or type(module).__name__.endswith("Norm"):
@@ -352,22 +358,57 @@ class Capture:
             if self._keeps:
                 self._keep(path, given[0], own)
             # One random change of each channel, and one sign of each row.
-            size = own.shape[-1]
-            changes = torch.rand(VARIANTS - 1, 1, 1, size, generator=self._generator)
-            changes = (2 * changes - 1) * JITTER[own.dtype]
-            signs = torch.randint(2, (VARIANTS - 1, *own.shape[1:-1], 1), generator=self._generator)
+            size, number = own.shape[-1], self.variants - 1
+            changes = self._changes(number, 1, 1, size, dtype=own.dtype)
+            signs = torch.randint(2, (number, *own.shape[1:-1], 1), generator=self._generator)
             factors = 1 + changes.to(own.device) * (2 * signs - 1).to(own.device)
             own[1:].copy_(own[1:] * factors)
             return own.view_as(found)
 
         return hook
 
+    @contextmanager
+    def _attending(self) -> Iterator[None]:
+        """Change queries and keys where attention takes them: rotating has rounded them too."""
+        usual = AttentionInterface.get_interface
+        own = {*self._root.modules()}
+
+        def get_interface(interface: Any, name: str, default: Any) -> Any:
+            compute = usual(interface, name, default)
+
+            def attention(module: Any, q: Tensor, k: Tensor, *given: Any, **named: Any) -> Any:
+                if module in own:
+                    q, k = self._rotated(q), self._rotated(k)
+                return compute(module, q, k, *given, **named)
+
+            return attention
+
+        setattr(AttentionInterface, "get_interface", get_interface)  # noqa: B010
+        try:
+            yield
+        finally:
+            setattr(AttentionInterface, "get_interface", usual)  # noqa: B010
+
+    def _rotated(self, heads: Tensor) -> Tensor:
+        """Return queries or keys [V * K, H, T, D], each element of the variants changed."""
+        if len(heads) != self._sequences or heads.shape[2] != COUNT:
+            return heads
+        first = self._sequences // self.variants
+        changes = self._changes(*heads[first:].shape, dtype=heads.dtype)
+        return torch.cat(
+            [heads[:first], (heads[first:] * (1 + changes.to(heads.device))).to(heads)]
+        )
+
+    def _changes(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Draw relative changes of elements of `dtype`, float32 [shape]."""
+        return (2 * torch.rand(shape, generator=self._generator) - 1) * JITTER[dtype]
+
     def _variants(self, tensor: Tensor) -> Tensor | None:
         """Return [V, P, ..., N]; None where rows are not positions, as in some experts."""
         sequences = len(tensor) == self._sequences and tensor.shape[1] == COUNT
-        if not sequences and len(tensor) != VARIANTS * self._positions:
+        if not sequences and len(tensor) != self.variants * self._positions:
             return None
-        return tensor.reshape(VARIANTS, self._positions, -1, tensor.shape[-1])
+        return tensor.reshape(self.variants, self._positions, -1, tensor.shape[-1])
 
     def _keep(self, path: str, given: Tensor, found: Tensor) -> None:
         """Keep rows of a module; those of an input that several have, once."""
@@ -385,7 +426,7 @@ class Capture:
         self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden: Tensor = given[0] if given else named["hidden_states"]
-        variants = hidden.view(VARIANTS, self._positions, -1)
+        variants = hidden.view(self.variants, self._positions, -1)
         self.layers.inputs.append(variants[0].clone())
         own = torch.cat([variants[:-1], variants[:1]]).view_as(hidden)
         if given:
@@ -394,7 +435,7 @@ class Capture:
 
     def _after(self, layer: nn.Module, given: Any, found: Any) -> None:
         hidden: Tensor = found[0] if isinstance(found, tuple) else found
-        variants = hidden.view(VARIANTS, self._positions, -1)
+        variants = hidden.view(self.variants, self._positions, -1)
         added = variants[0].float() - self.layers.inputs[-1].float()
         self.layers.outputs.append(variants[0].clone())
         self.layers.noise.append(relative(variants[-1], variants[0], added))
