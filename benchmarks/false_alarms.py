@@ -49,11 +49,13 @@ class Model(NamedTuple):
         name: as it is printed.
         directory: by seed.
         task: of the engine.
+        max_model_len: that it generates with.
     """
 
     name: str
     directory: Callable[[int], Path]
     task: str = "generate"
+    max_model_len: int = 4096
 
 
 def group(name: str) -> Iterator[Model]:
@@ -68,7 +70,7 @@ def group(name: str) -> Iterator[Model]:
     elif name == "quantised":
         for form in FORMS:
             directory, _ = write(form, lively=True)
-            yield Model(form, partial(_same, directory))
+            yield Model(form, partial(_same, directory), max_model_len=512)
     elif name == "embedders":
         for each in EMBEDDING_MODELS:
             yield Model(each, partial(lifelike, tiny_embedding(each)), "embed")
@@ -106,14 +108,14 @@ def drawn(
     )
 
 
-def start(directory: Path, task: str) -> SelfCheck:
+def start(model: Model, directory: Path) -> SelfCheck:
     settings = EngineSettings.model_validate(
         {
-            "model": str(directory), "device": "cpu", "task": task, "self_check": "strict",
-            **({"max_model_len": 4096} if task == "generate" else {}),
+            "model": str(directory), "device": "cpu", "task": model.task, "self_check": "strict",
+            **({"max_model_len": model.max_model_len} if model.task == "generate" else {}),
         }
     )  # fmt: skip
-    kind = CausalModel if task == "generate" else Encoder
+    kind = CausalModel if model.task == "generate" else Encoder
     found = kind.load(settings).self_check
     assert found is not None
     assert found.result == "passed", found
@@ -133,7 +135,7 @@ def starts(model: Model) -> None:
             mock.patch.object(embed_check, "check_prompts", partial(drawn, seed)),
         ):
             try:
-                for found in (start(directory, model.task), start(directory, model.task)):
+                for found in (start(model, directory), start(model, directory)):
                     answers.append(found.distance)
                     layers += found.layers
             except EngineError as error:
