@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from contextlib import suppress
+from pathlib import Path
 
 import nats.errors
 import pytest
@@ -10,6 +11,7 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.protocol import parser
 
+from inlay.base.errors import OverloadedError
 from inlay.transport.nats.client import NatsClient
 from inlay.transport.nats.connection import NatsConnection
 from inlay.transport.nats.member import Member
@@ -22,6 +24,12 @@ def test_a_message_is_taken_by_the_method_that_is_overridden() -> None:
     theirs = inspect.signature(Client._process_msg)
     assert list(theirs.parameters) == list(inspect.signature(NatsClient._process_msg).parameters)
     assert "self.nc._process_msg(" in inspect.getsource(parser)
+
+
+def test_an_error_is_taken_by_the_method_that_is_overridden() -> None:
+    theirs = inspect.signature(Client._process_err)
+    assert list(theirs.parameters) == list(inspect.signature(NatsClient._process_err).parameters)
+    assert "self.nc._process_err(" in inspect.getsource(parser)
 
 
 def test_a_connection_can_be_cut_and_what_is_unsent_forgotten() -> None:
@@ -108,3 +116,52 @@ async def test_an_answer_to_a_flush_that_was_given_up_ends_no_reading(
         assert client._reading_task is not None
         assert not client._reading_task.done()
         await client.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(b"SUB a..b 99\r\n", id="a subject that is none"),
+        pytest.param(b"WHAT\r\n", id="an operation that is none"),
+        pytest.param(b"PUB a 99999999\r\n", id="too large a message"),
+        pytest.param(b"PUB " + b"a" * 5000 + b" 0\r\n\r\n", id="too long a line"),
+    ],
+)
+async def test_a_connection_outlives_what_the_server_calls_an_error(
+    nats_server: NatsServer, line: bytes
+) -> None:
+    connection = NatsConnection(nats_server.settings(), "sender")
+    await connection.open()
+    await connection._client._send_command(line)
+    with suppress(OverloadedError):
+        await connection.settle()
+    await still_taken(connection)
+    await connection.close()
+
+
+async def test_one_subscription_too_many_ends_no_other(tmp_path: Path) -> None:
+    with NatsServer(tmp_path, extra="max_subscriptions: 3") as server:
+        connection = NatsConnection(server.settings(), "reader")
+        await connection.open()
+        since = connection.since
+        heard = asyncio.Event()
+        await connection.subscribe("first", lambda _: heard.set())
+        for name in ("second", "third", "fourth"):
+            await connection.subscribe(name, lambda _: None)
+        await connection.settle()
+        connection.publish("first", b"")
+        await asyncio.wait_for(heard.wait(), BOUND)
+        assert connection.since == since
+        await connection.close()
+
+
+async def still_taken(connection: NatsConnection) -> None:
+    """Wait until a message that it sends reaches it again."""
+    heard = asyncio.Event()
+    async with asyncio.timeout(BOUND):
+        while not heard.is_set():
+            if connection.connected:
+                with suppress(nats.errors.Error):
+                    await connection.subscribe("self", lambda _: heard.set())
+                connection.publish("self", b"")
+            await asyncio.sleep(0.05)

@@ -44,7 +44,7 @@ def cancellable(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coro
 
 
 class NatsClient(Client):
-    """A client that outlives messages it cannot read, and can be cut off at once.
+    """A client that outlives errors and messages it cannot read, and can be cut off at once.
 
     Its tasks can be cancelled at any time.
     """
@@ -54,6 +54,11 @@ class NatsClient(Client):
     _flush_pending = cancellable(Client._flush_pending)
     _connect_to_server = cancellable(Client._connect_to_server)
     _process_connect_init = cancellable(Client._process_connect_init)
+
+    async def _process_err(self, err_msg: str) -> None:
+        # The library would close for good. A server that ends the connection for it does so itself,
+        # and then it is tried again; one that keeps it means a single message or subscription.
+        await self._error_cb(nats.errors.Error("nats: " + err_msg.strip("'")))
 
     async def _process_pong(self) -> None:
         # The answer to a flush that was given up would end the client's reading for good.
