@@ -1,9 +1,9 @@
 """Numbers of a model's own code in transformers, and how much of them is rounding.
 
-One pass computes every prompt several times: as it is; twice with the outputs of linears and norms,
-and queries and keys as attention takes them, changed by at most half a unit in the last place
-(`free`: the changes add up through the model); and with such changes, but every layer's input as it
-is (`forced`: the changes of one layer). The distance of these is the noise of a position, found
+One pass computes every prompt several times: as it is; twice with the outputs of linears and norms
+changed by at most half a unit in the last place (`free`: the changes add up through the model); and,
+of decoders, whose queries and keys are changed too where attention takes them, with such changes,
+but every layer's input as it is (`forced`: the changes of one layer). The distance of these is the noise of a position, found
 without another dtype and without twice the memory (Higham, Accuracy and Stability of Numerical
 Algorithms, chapter 2, has the model of rounding).
 
@@ -330,7 +330,8 @@ class Capture:
     def hooked(self) -> Iterator[None]:
         """Install the hooks within this context."""
         with ExitStack() as undo:
-            undo.enter_context(self._attending())
+            if self._layers:
+                undo.enter_context(self._attending())
             for path, module in self._root.named_modules():
                 # Not a subclass, which may give more (the router of Llama 4's experts).
                 if type(module) is nn.Linear or type(module).__name__.endswith("Norm"):
