@@ -1,0 +1,223 @@
+// Weights in the blocks of GGUF files: how they lie there, and how they are laid out for products in integers.
+//
+// Of input i: w = scale * (code - OFFSET) - min, where scale and min are shared by 32 inputs (in Q6_K the scale by 16) and exact in
+// float32. Formats: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h, and `tensors/blocks.py`.
+//
+// A panel is 16 outputs: first the codes of all inputs, 32 at a time, then the scales, a unit at a time (32 inputs, or 256 in types
+// with scales of scales). Codes of 32 inputs are lines of 64 bytes, in which byte 4 o + i is of output o and of input i of four:
+// low nibbles of a line have four inputs, high ones the next four; then the fifth bits, or the fifth and sixth, of all 32; codes of
+// eight bits have a line for every four inputs. A unit of scales: float16 [16] (MXFP4: bfloat16), the same of mins; then, of
+// scales of scales, int8 [8 or 16][16], and those of mins [8][16].
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include <immintrin.h>
+
+#include "tiles.h"
+
+namespace {
+
+// As numbered in files.
+enum Type : int32_t { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39 };
+
+// Outputs of a panel; bytes of one of its lines. BLOCK inputs share a scale of x.
+constexpr int64_t PANEL = 16, LINE = 64;
+
+// Values of codes of four bits, and 128.
+constexpr uint8_t NON_LINEAR[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+constexpr uint8_t FLOATS_OF_4_BITS[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
+
+// BITS of a code, bytes of a block of INPUTS in a file, inputs that share an integer of the scale (0: there is none).
+template <int BITS_, int64_t FILE_, int64_t INPUTS_, int OFFSET_, bool MINS_, int64_t SHARED_ = 0>
+struct Layout {
+    static constexpr int BITS = BITS_, OFFSET = OFFSET_;
+    static constexpr int64_t FILE = FILE_, INPUTS = INPUTS_, SHARED = SHARED_;
+    static constexpr bool MINS = MINS_, BRAIN = false;
+    static constexpr const uint8_t* TABLE = nullptr;
+    static constexpr int64_t CODES = LINE * BITS_, BLOCKS = INPUTS_ / BLOCK;
+    static constexpr int64_t SCALES = PANEL * (2 + 2 * MINS_ + (SHARED_ ? INPUTS_ / SHARED_ + MINS_ * BLOCKS : 0));
+    // Where a unit has its mins, the scales of scales, and those of mins.
+    static constexpr int64_t MIN = 2 * PANEL, FINE = MIN + 2 * MINS_ * PANEL, FINE_MIN = FINE + (SHARED_ ? PANEL * INPUTS_ / SHARED_ : 0);
+};
+
+template <int TYPE>
+struct Format;
+template <> struct Format<Q4_0> : Layout<4, 18, 32, 8, false> {};
+template <> struct Format<Q4_1> : Layout<4, 20, 32, 0, true> {};
+template <> struct Format<Q5_0> : Layout<5, 22, 32, 16, false> {};
+template <> struct Format<Q5_1> : Layout<5, 24, 32, 0, true> {};
+template <> struct Format<Q8_0> : Layout<8, 34, 32, 128, false> {};
+template <> struct Format<Q4_K> : Layout<4, 144, 256, 0, true, 32> {};
+template <> struct Format<Q5_K> : Layout<5, 176, 256, 0, true, 32> {};
+template <> struct Format<Q6_K> : Layout<6, 210, 256, 32, false, 16> {};
+template <> struct Format<IQ4_NL> : Layout<4, 18, 32, 128, false> { static constexpr const uint8_t* TABLE = NON_LINEAR; };
+template <> struct Format<IQ4_XS> : Layout<4, 136, 256, 128, false, 32> { static constexpr const uint8_t* TABLE = NON_LINEAR; };
+template <> struct Format<MXFP4> : Layout<4, 17, 32, 128, false> {
+    static constexpr const uint8_t* TABLE = FLOATS_OF_4_BITS;
+    static constexpr bool BRAIN = true;
+};
+
+// Calls `use` with the type as a constant; false if there is no such type.
+template <typename Use>
+bool with_type(int32_t type, Use&& use) {
+    switch (type) {
+#define INLAY_TYPE(name) case name: use(std::integral_constant<int, name>()); return true;
+        INLAY_TYPE(Q4_0) INLAY_TYPE(Q4_1) INLAY_TYPE(Q5_0) INLAY_TYPE(Q5_1) INLAY_TYPE(Q8_0) INLAY_TYPE(Q4_K)
+        INLAY_TYPE(Q5_K) INLAY_TYPE(Q6_K) INLAY_TYPE(IQ4_NL) INLAY_TYPE(IQ4_XS) INLAY_TYPE(MXFP4)
+#undef INLAY_TYPE
+    }
+    return false;
+}
+
+// Bytes of a panel, whole lines.
+template <int TYPE>
+constexpr int64_t panel_bytes(int64_t inputs) {
+    using F = Format<TYPE>;
+    return inputs / BLOCK * F::CODES + (inputs / F::INPUTS * F::SCALES + LINE - 1) / LINE * LINE;
+}
+
+// A block of a file: codes by input, and what its scales are made of.
+struct Unpacked {
+    uint8_t codes[256];
+    int8_t fine[16];
+    uint8_t fine_mins[8];
+    uint16_t scale, min;
+};
+
+inline uint16_t half_at(const uint8_t* from) {
+    uint16_t bits;
+    std::memcpy(&bits, from, sizeof(bits));
+    return bits;
+}
+
+// Bytes have inputs 0 to 15 of 32 in low nibbles and 16 to 31 in high ones.
+inline void nibbles(uint8_t* to, const uint8_t* from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = from[i] & 15, to[count + i] = from[i] >> 4;
+}
+
+template <int TYPE>
+void unpack(const uint8_t* from, Unpacked& to) {
+    using F = Format<TYPE>;
+    constexpr bool OF_SCALES = TYPE == Q4_K || TYPE == Q5_K;
+    if constexpr (OF_SCALES) {
+        to.scale = half_at(from), to.min = half_at(from + 2);
+        const uint8_t* b = from + 4;
+        for (int j = 0; j < 8; j++) {
+            to.fine[j] = j < 4 ? b[j] & 63 : (b[j + 4] & 15) | (b[j - 4] >> 6) << 4;
+            to.fine_mins[j] = j < 4 ? b[j + 4] & 63 : (b[j + 4] >> 4) | (b[j] >> 6) << 4;
+        }
+        for (int c = 0; c < 4; c++) nibbles(to.codes + 64 * c, from + F::FILE - 128 + 32 * c, 32);
+        if constexpr (TYPE == Q5_K)
+            for (int i = 0; i < 256; i++) to.codes[i] |= (from[16 + i % 32] >> (i / 32) & 1) << 4;
+    } else if constexpr (TYPE == Q6_K) {
+        const uint8_t *low = from, *high = from + 128;
+        for (int i = 0; i < 256; i++) {
+            const int half = i / 128, quarter = i % 128 / 32, l = i % 32;
+            const int nibble = low[half * 64 + quarter % 2 * 32 + l] >> (quarter / 2 * 4) & 15;
+            to.codes[i] = nibble | (high[half * 32 + l] >> (2 * quarter) & 3) << 4;
+        }
+        std::memcpy(to.fine, from + 192, 16);
+        to.scale = half_at(from + 208);
+    } else if constexpr (TYPE == IQ4_XS) {
+        to.scale = half_at(from);
+        const int high = half_at(from + 2);
+        for (int j = 0; j < 8; j++) {
+            to.fine[j] = static_cast<int8_t>(((from[4 + j / 2] >> (j % 2 * 4) & 15) | (high >> (2 * j) & 3) << 4) - 32);
+            nibbles(to.codes + 32 * j, from + 8 + 16 * j, 16);
+        }
+    } else if constexpr (TYPE == MXFP4) {
+        // The higher half of 2 ** (exponent - 128) in float32.
+        to.scale = from[0] < 2 ? 0x20 << from[0] : (from[0] - 1) << 7;
+        nibbles(to.codes, from + 1, 16);
+    } else {
+        to.scale = half_at(from);
+        // The sum, not the difference.
+        if (F::MINS) to.min = half_at(from + 2) ^ 0x8000;
+        if constexpr (TYPE == Q8_0) {
+            for (int i = 0; i < 32; i++) to.codes[i] = from[2 + i] ^ 0x80;
+        } else {
+            nibbles(to.codes, from + F::FILE - 16, 16);
+            if constexpr (F::BITS == 5) {
+                uint32_t high;
+                std::memcpy(&high, from + F::FILE - 20, sizeof(high));
+                for (int i = 0; i < 32; i++) to.codes[i] |= (high >> i & 1) << 4;
+            }
+        }
+    }
+}
+
+// Puts a block of one output into its panel; or, with FROM_PANEL, takes it from there. `unit`: which block of the output it is.
+template <int TYPE, bool FROM_PANEL, typename Panel>
+void place(Panel* panel, int64_t inputs, int64_t output, int64_t unit, Unpacked& block) {
+    using F = Format<TYPE>;
+    const auto move = [](auto* there, auto& here) {
+        if constexpr (FROM_PANEL)
+            std::memcpy(&here, there, sizeof(here));
+        else
+            std::memcpy(there, &here, sizeof(here));
+    };
+    // `count` bits of a code from `first` on are those of a byte from `at` on; what is put there is zero before.
+    const auto part = [](auto& there, uint8_t& code, int first, int count, int at) {
+        const int mask = (1 << count) - 1;
+        if constexpr (FROM_PANEL)
+            code |= (there >> at & mask) << first;
+        else
+            there |= (code >> first & mask) << at;
+    };
+    if (FROM_PANEL) std::memset(block.codes, 0, F::INPUTS);
+    for (int64_t i = 0; i < F::INPUTS; i++) {
+        auto* lines = panel + (unit * F::BLOCKS + i / BLOCK) * F::CODES + output * 4 + i % 4;
+        const int step = i % BLOCK / 4;
+        uint8_t& code = block.codes[i];
+        if constexpr (F::BITS == 8) {
+            part(lines[step * LINE], code, 0, 8, 0);
+        } else {
+            part(lines[step / 2 * LINE], code, 0, 4, step % 2 * 4);
+            if constexpr (F::BITS == 5) part(lines[4 * LINE], code, 4, 1, step);
+            if constexpr (F::BITS == 6) part(lines[(4 + step / 4) * LINE], code, 4, 2, step % 4 * 2);
+        }
+    }
+    auto* scales = panel + inputs / BLOCK * F::CODES + unit * F::SCALES;
+    move(scales + output * 2, block.scale);
+    if constexpr (F::MINS) move(scales + F::MIN + output * 2, block.min);
+    if constexpr (F::SHARED != 0) {
+        for (int64_t j = 0; j < F::INPUTS / F::SHARED; j++) move(scales + F::FINE + j * PANEL + output, block.fine[j]);
+        if constexpr (F::MINS)
+            for (int64_t j = 0; j < F::BLOCKS; j++) move(scales + F::FINE_MIN + j * PANEL + output, block.fine_mins[j]);
+    }
+}
+
+template <int TYPE>
+inline float wide(uint16_t bits) {
+    return Format<TYPE>::BRAIN ? load(bf16{bits}) : _cvtsh_ss(bits);
+}
+
+// Whether a block gives numbers.
+template <int TYPE>
+bool is_finite(const Unpacked& block) {
+    return std::isfinite(wide<TYPE>(block.scale)) && (!Format<TYPE>::MINS || std::isfinite(wide<TYPE>(block.min)));
+}
+
+// The numbers that a block stands for, each rounded once.
+template <int TYPE>
+void dequantise(const Unpacked& block, float* to) {
+    using F = Format<TYPE>;
+    for (int64_t i = 0; i < F::INPUTS; i++) {
+        float scale = wide<TYPE>(block.scale), min = F::MINS ? wide<TYPE>(block.min) : 0.0f;
+        if constexpr (F::SHARED != 0) {
+            scale *= block.fine[i / F::SHARED];
+            if (F::MINS) min *= block.fine_mins[i / BLOCK];
+        }
+        int code = block.codes[i];
+        if constexpr (F::TABLE != nullptr) code = F::TABLE[code];
+        const float product = scale * static_cast<float>(code - F::OFFSET);
+        to[i] = F::MINS ? product - min : product;
+    }
+}
+
+}  // namespace

@@ -1,0 +1,344 @@
+// Products in integers with weights in the blocks of GGUF files: y = x W^T + b, where each 32 inputs of a row of x are eight-bit
+// integers with one scale.
+//
+// A row is quantised by itself; products of 32 inputs are added up as integers, exactly; and float32 adds those up in one order, the
+// inputs' own, for each output. Work is divided by outputs and rows alone. So what a row gives has the same bits whatever the number
+// of rows and threads, and on all CPUs. For block b of 32 inputs, with `fma` rounded once:
+//     total = fma(float(sum of codes * x) * scale_x[b], scale_w[b], total), and total = fma(-min_w[b], scale_x[b] * sum_x[b], total)
+// Layout: `blocks.h`. Shapes: R rows, I inputs (a multiple of 32), O outputs.
+
+// Sums in the order that is written.
+#if defined(__clang__)
+#pragma clang fp reassociate(off) reciprocal(off)
+#elif defined(__GNUC__)
+#pragma GCC optimize("no-associative-math", "no-reciprocal-math")
+#endif
+
+#include <cstdint>
+
+extern "C" {
+
+struct IntegerPart {
+    const uint8_t* panels;  // [ceil(O / 16)] panels
+    int64_t outputs;
+    int64_t type;
+};
+
+struct IntegerProduct {
+    const void* x;             // [R, I]
+    const IntegerPart* parts;  // matrices one below another
+    const void* bias;          // [O] of all parts, or null
+    void* out;                 // [R, O]
+    int64_t rows, inputs, outputs, count;
+    int32_t threads;
+};
+
+}  // extern "C"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#include <limits>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "blocks.h"
+#include "integer_lanes.h"
+
+namespace {
+
+// Rows of x whose codes, about as many bytes as this, go through all panels together: they stay in the second level of caches.
+constexpr int64_t TOGETHER_BYTES = 1 << 18;
+
+// Below it, numbers count as zero: their reciprocal may be infinite.
+constexpr float LEAST = 1e-30f;
+
+// x as integers, rows in groups of at most AT_ONCE which products take together: of a group of n rows, codes [I / 4][n][4], and of
+// each block scales, scales times sums, and sums of its two halves [I / 32][n].
+struct Activations {
+    int64_t rows, inputs, groups;
+    std::vector<int8_t> codes;
+    std::vector<float> scales, scaled_sums;
+    std::vector<int32_t> sums[2];
+
+    Activations(int64_t rows, int64_t inputs) : rows(rows), inputs(inputs), groups((rows + AT_ONCE - 1) / AT_ONCE) {}
+
+    // The first row of a group; groups are about equal.
+    int64_t first(int64_t group) const { return group * rows / groups; }
+
+    void reserve() {
+        const size_t blocks = rows * inputs / BLOCK;
+        if (codes.size() < blocks * BLOCK) codes.resize(blocks * BLOCK);
+        for (auto* each : {&scales, &scaled_sums})
+            if (each->size() < blocks) each->resize(blocks);
+        for (auto& each : sums)
+            if (each.size() < blocks) each.resize(blocks);
+    }
+
+    template <typename T>
+    void quantise(int64_t group, const T* x) {
+        const int64_t start = first(group), count = first(group + 1) - start, blocks = inputs / BLOCK;
+        for (int64_t r = 0; r < count; r++)
+            for (int64_t b = 0; b < blocks; b++) {
+                const T* from = x + (start + r) * inputs + b * BLOCK;
+                alignas(64) int32_t found[BLOCK];
+                const int64_t at = start * blocks + b * count + r;
+                scales[at] = quantise_block(from, found);
+                int8_t* to = codes.data() + start * inputs + b * BLOCK * count + r * 4;
+                int32_t halves[2] = {};
+                for (int64_t i = 0; i < BLOCK; i++) {
+                    halves[i / 16] += found[i];
+                    to[i / 4 * count * 4 + i % 4] = static_cast<int8_t>(found[i]);
+                }
+                sums[0][at] = halves[0], sums[1][at] = halves[1];
+                scaled_sums[at] = scales[at] * static_cast<float>(halves[0] + halves[1]);
+            }
+    }
+
+    // The largest becomes 127 or -127. What is not finite has NaN for a scale, and so gives NaN.
+    template <typename T>
+    static float quantise_block(const T* from, int32_t* to) {
+        const Lanes x[2] = {load_lanes(from), load_lanes(from + LANES)};
+        // Of magnitudes, as integers: comparisons of floats lose NaN.
+        const WideLanes one = reinterpret_cast<WideLanes>(x[0]) & 0x7fffffffu, two = reinterpret_cast<WideLanes>(x[1]) & 0x7fffffffu;
+        const WideLanes tops = one > two ? one : two;
+        uint32_t most = 0;
+        for (int64_t i = 0; i < LANES; i++) most = std::max(most, tops[i]);
+        float top;
+        std::memcpy(&top, &most, sizeof(top));
+        const bool finite = most < 0x7f800000u;
+        const float factor = finite && top > LEAST ? 127.0f / top : 0.0f;
+        for (int half = 0; half < 2; half++) nearest(to + half * LANES, finite ? x[half] * factor : Lanes{});
+        return !finite ? std::numeric_limits<float>::quiet_NaN() : top > LEAST ? top / 127.0f : 0.0f;
+    }
+};
+
+// Whether sums begin with what codes above their values add too much.
+template <typename F>
+constexpr bool STARTS = F::OFFSET != 0 && START_AT_OFFSET<F::BITS, F::TABLE != nullptr>;
+
+// The scales of a block of weights: 16 outputs, or half of them.
+template <typename F>
+struct Scales {
+    Floats scale, min;
+    Ints halves[2];
+
+    Scales(const uint8_t* unit, int64_t block, int64_t output) {
+        scale = F::BRAIN ? brains(unit + 2 * output) : halves_of(unit + 2 * output);
+        if constexpr (F::MINS) min = halves_of(unit + F::MIN + 2 * output);
+        if constexpr (F::SHARED == BLOCK) {
+            scale = multiply(scale, floats(bytes(unit + F::FINE + block * PANEL + output)));
+            if constexpr (F::MINS) min = multiply(min, floats(bytes(unit + F::FINE_MIN + block * PANEL + output)));
+        }
+        if constexpr (F::SHARED == BLOCK / 2)
+            for (int half = 0; half < 2; half++) halves[half] = bytes(unit + F::FINE + (2 * block + half) * PANEL + output);
+    }
+};
+
+// Codes of four inputs of some outputs, of step `step` of a block.
+template <typename F>
+inline Ints codes_at(const uint8_t* lines, int step, Ints table) {
+    if constexpr (F::BITS == 8) return load_ints(lines + step * LINE);
+    const Ints line = load_ints(lines + step / 2 * LINE);
+    const Ints low = both(step % 2 ? right(line, 4) : line, 15);
+    if constexpr (F::TABLE != nullptr) return look_up(table, low);
+    if constexpr (F::BITS == 5) {
+        const Ints high = load_ints(lines + 4 * LINE);
+        return either(low, both(step < 4 ? left(high, 4 - step) : right(high, step - 4), 16));
+    }
+    if constexpr (F::BITS == 6) {
+        const Ints high = load_ints(lines + (4 + step / 4) * LINE);
+        return either(low, both(step % 4 < 2 ? left(high, 4 - 2 * (step % 4)) : right(high, 2 * (step % 4) - 4), 48));
+    }
+    return low;
+}
+
+// ROWS rows, from `start` on, times a panel, or half of one from `output` on: totals [ROWS][outputs].
+template <typename F, int ROWS>
+__attribute__((noinline)) void multiply_rows(
+    const Activations& x, const int32_t* const* starts, int64_t start, const uint8_t* panel, int64_t bytes_of_panel, int64_t output, float* to) {
+    // The codes of what comes next are asked for that far ahead; scales are those of the next panel.
+    constexpr int64_t AHEAD = 4096;
+    constexpr bool HALVES = F::SHARED == BLOCK / 2;
+    const int64_t blocks = x.inputs / BLOCK;
+    const int8_t* codes = x.codes.data() + start * x.inputs;
+    const int64_t at = start * blocks;
+    const float *scales = x.scales.data() + at, *scaled_sums = x.scaled_sums.data() + at;
+    const int32_t *first = starts[0] + at, *second = starts[HALVES] + at;
+    const uint8_t *lines = panel + output * 4, *unit = panel + blocks * F::CODES;
+    Ints table{};
+    if constexpr (F::TABLE != nullptr) table = load_table(F::TABLE);
+    Floats totals[ROWS];
+    for (int r = 0; r < ROWS; r++) totals[r] = Floats{};
+    for (int64_t block = 0; block < blocks; block += F::BLOCKS, unit += F::SCALES) {
+        if (ROWS <= 2)
+            for (int64_t i = 0; i < F::SCALES; i += LINE) __builtin_prefetch(unit + bytes_of_panel + i, 0, 2);
+#pragma GCC unroll 1
+        for (int64_t within = 0; within < F::BLOCKS; within++) {
+            for (int64_t i = 0; i < F::CODES; i += LINE) __builtin_prefetch(lines + AHEAD + i, 0, 2);
+            const Scales<F> own(unit, within, output);
+            Ints sums[ROWS], kept[ROWS];
+            for (int r = 0; r < ROWS; r++) sums[r] = STARTS<F> ? all(first[r]) : Ints{};
+#pragma GCC unroll 8
+            for (int step = 0; step < 8; step++) {
+                const Ints weights = codes_at<F>(lines, step, table);
+                if (HALVES && step == 4)
+                    for (int r = 0; r < ROWS; r++) {
+                        kept[r] = multiply(sums[r], own.halves[0]);
+                        sums[r] = STARTS<F> ? all(second[r]) : Ints{};
+                    }
+                for (int r = 0; r < ROWS; r++) sums[r] = add_products<F::BITS, F::TABLE != nullptr>(sums[r], weights, codes + (step * ROWS + r) * 4);
+            }
+            for (int r = 0; r < ROWS; r++) {
+                if (HALVES) sums[r] = add(kept[r], multiply(sums[r], own.halves[1]));
+                totals[r] = add_product(multiply(floats(sums[r]), all(scales[r])), own.scale, totals[r]);
+                if (F::MINS) totals[r] = subtract_product(own.min, all(scaled_sums[r]), totals[r]);
+            }
+            lines += F::CODES, codes += BLOCK * ROWS, scales += ROWS, scaled_sums += ROWS, first += ROWS, second += ROWS;
+        }
+    }
+    for (int r = 0; r < ROWS; r++) store_floats(to + r * PANEL + output, totals[r]);
+}
+
+// Calls with `count` as a constant, of 1 to MOST.
+template <int MOST, typename Use>
+inline void with_count(int64_t count, Use&& use) {
+    if constexpr (MOST > 1)
+        if (count < MOST) return with_count<MOST - 1>(count, use);
+    use(std::integral_constant<int, MOST>());
+}
+
+// Of one matrix, a panel, and groups [group, end) of x.
+template <typename F, typename T>
+void multiply_panel(
+    const IntegerProduct& a, const IntegerPart& part, int64_t column, const Activations& x, const int32_t* const* starts, int64_t bytes_of_panel,
+    int64_t panel, int64_t group, int64_t end) {
+    const uint8_t* own = part.panels + panel * bytes_of_panel;
+    const int64_t outputs = std::min(PANEL, part.outputs - panel * PANEL);
+    const T* bias = a.bias ? static_cast<const T*>(a.bias) + column + panel * PANEL : nullptr;
+    for (; group < end; group++) {
+        const int64_t row = x.first(group), rows = x.first(group + 1) - row;
+        alignas(64) float totals[AT_ONCE * PANEL];
+        with_count<AT_ONCE>(rows, [&](auto ROWS) {
+            for (int64_t output = 0; output < PANEL; output += OUTPUTS)
+                multiply_rows<F, ROWS()>(x, starts, row, own, bytes_of_panel, output, totals);
+        });
+        for (int64_t r = 0; r < rows; r++) {
+            T* to = static_cast<T*>(a.out) + (row + r) * a.outputs + column + panel * PANEL;
+            const float* from = totals + r * PANEL;
+            if (outputs == PANEL)
+                store_lanes(to, bias ? load_lanes(from) + load_lanes(bias) : load_lanes(from));
+            else
+                for (int64_t o = 0; o < outputs; o++) store(to + o, bias ? from[o] + load(bias[o]) : from[o]);
+        }
+    }
+}
+
+// What sums begin with, for codes that are OFFSET above their values: of a block, or of each half of one.
+template <typename F>
+void make_starts(const Activations& x, std::vector<int32_t>* to) {
+    const int64_t blocks = x.rows * x.inputs / BLOCK;
+    constexpr bool HALVES = F::SHARED == BLOCK / 2;
+    for (auto* each = to; each <= to + HALVES; each++)
+        if (static_cast<int64_t>(each->size()) < blocks) each->resize(blocks);
+    for (int64_t i = 0; i < blocks; i++) {
+        to[0][i] = -F::OFFSET * (x.sums[0][i] + (HALVES ? 0 : x.sums[1][i]));
+        if (HALVES) to[1][i] = -F::OFFSET * x.sums[1][i];
+    }
+}
+
+template <typename T>
+void product(const IntegerProduct& a) {
+    // Kept: pages that are new in every call cost more than what is written to them.
+    static thread_local std::unique_ptr<Activations> memory;
+    static thread_local std::vector<int32_t> starts[2];
+    if (!a.rows) return;
+    if (!memory) memory.reset(new Activations(0, 0));
+    Activations& x = *memory;
+    x.rows = a.rows, x.inputs = a.inputs, x.groups = (a.rows + AT_ONCE - 1) / AT_ONCE;
+    x.reserve();
+#pragma omp parallel for num_threads(a.threads) schedule(static) if (x.groups > 1)
+    for (int64_t group = 0; group < x.groups; group++) x.quantise(group, static_cast<const T*>(a.x));
+    const int64_t together = std::max<int64_t>(1, TOGETHER_BYTES / (AT_ONCE * a.inputs)), blocks = (x.groups + together - 1) / together;
+    for (int64_t p = 0, column = 0; p < a.count; column += a.parts[p++].outputs)
+        with_type(a.parts[p].type, [&](auto TYPE) {
+            using F = Format<TYPE()>;
+            if (STARTS<F>) make_starts<F>(x, starts);
+            const int32_t* const begins[2] = {starts[0].data(), starts[1].data()};
+            const int64_t panels = (a.parts[p].outputs + PANEL - 1) / PANEL, size = panel_bytes<TYPE()>(a.inputs);
+#pragma omp parallel for num_threads(a.threads) schedule(static) collapse(2)
+            for (int64_t block = 0; block < blocks; block++)
+                for (int64_t panel = 0; panel < panels; panel++)
+                    multiply_panel<F, T>(
+                        a, a.parts[p], column, x, begins, size, panel, block * together, std::min(x.groups, (block + 1) * together));
+        });
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t inlay_have_integers() { return 1; }
+
+// Bytes of the panels of a matrix [outputs, inputs]; 0 for a type, or a number of inputs, that there is no product of.
+int64_t inlay_integer_panels_bytes(int32_t type, int64_t outputs, int64_t inputs) {
+    int64_t found = 0;
+    with_type(type, [&](auto TYPE) {
+        if (inputs % Format<TYPE()>::INPUTS == 0) found = (outputs + PANEL - 1) / PANEL * panel_bytes<TYPE()>(inputs);
+    });
+    return found;
+}
+
+// Lays out the blocks of a file [outputs][inputs / INPUTS] in `panels`, which are zero; returns the first output with a scale that is
+// no finite number, or -1.
+int64_t inlay_integer_panels(int32_t type, uint8_t* panels, const uint8_t* blocks, int64_t outputs, int64_t inputs, int32_t threads) {
+    int64_t wrong = outputs;
+    with_type(type, [&](auto TYPE) {
+        using F = Format<TYPE()>;
+        const int64_t units = inputs / F::INPUTS, size = panel_bytes<TYPE()>(inputs);
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(min : wrong)
+        for (int64_t panel = 0; panel < (outputs + PANEL - 1) / PANEL; panel++)
+            for (int64_t unit = 0; unit < units; unit++)
+                for (int64_t o = 0; o < std::min(PANEL, outputs - panel * PANEL); o++) {
+                    Unpacked block;
+                    unpack<TYPE()>(blocks + ((panel * PANEL + o) * units + unit) * F::FILE, block);
+                    if (!is_finite<TYPE()>(block)) wrong = std::min(wrong, panel * PANEL + o);
+                    place<TYPE(), false>(panels + panel * size, inputs, o, unit, block);
+                }
+    });
+    return wrong == outputs ? -1 : wrong;
+}
+
+// Rows `ids` [count] of the matrix, as float32 [count, inputs].
+void inlay_integer_rows(int32_t type, const uint8_t* panels, const int64_t* ids, int64_t count, int64_t inputs, float* out, int32_t threads) {
+    with_type(type, [&](auto TYPE) {
+        using F = Format<TYPE()>;
+#pragma omp parallel for num_threads(threads) schedule(static) if (count > 1)
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t unit = 0; unit < inputs / F::INPUTS; unit++) {
+                Unpacked block;
+                place<TYPE(), true>(panels + ids[i] / PANEL * panel_bytes<TYPE()>(inputs), inputs, ids[i] % PANEL, unit, block);
+                dequantise<TYPE()>(block, out + i * inputs + unit * F::INPUTS);
+            }
+    });
+}
+
+void inlay_integer_product_float32(const IntegerProduct* a) { product<float>(*a); }
+void inlay_integer_product_bfloat16(const IntegerProduct* a) { product<bf16>(*a); }
+
+}  // extern "C"
+
+#else
+
+extern "C" {
+
+int32_t inlay_have_integers() { return 0; }
+int64_t inlay_integer_panels_bytes(int32_t, int64_t, int64_t) { return 0; }
+int64_t inlay_integer_panels(int32_t, uint8_t*, const uint8_t*, int64_t, int64_t, int32_t) { return -1; }
+void inlay_integer_rows(int32_t, const uint8_t*, const int64_t*, int64_t, int64_t, float*, int32_t) {}
+void inlay_integer_product_float32(const IntegerProduct*) {}
+void inlay_integer_product_bfloat16(const IntegerProduct*) {}
+
+}  // extern "C"
+
+#endif
