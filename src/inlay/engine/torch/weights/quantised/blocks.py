@@ -1,0 +1,81 @@
+"""Weights that stay in GGUF's blocks, and their products with activations of eight bits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from inlay.engine.torch.native.integers import IntegerPanels, Integers, quantised
+
+_ROWS = 8192
+"""Rows of a matrix that are dequantised at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockWeight:
+    """A matrix [O, I] in blocks: several, of any types, one below another.
+
+    Attributes:
+        parts: the matrices, each as `native` lays it out.
+        native: products with them.
+    """
+
+    parts: tuple[IntegerPanels, ...]
+    native: Integers
+
+    @classmethod
+    def of(
+        cls, native: Integers, type: int, blocks: Tensor, outputs: int, inputs: int
+    ) -> "BlockWeight":
+        """Lay out blocks as a file has them; arguments and errors as of `Integers.panels`."""
+        return cls((native.panels(type, blocks, outputs, inputs),), native)
+
+    @cached_property
+    def outputs(self) -> int:
+        """Outputs of the matrix."""
+        return sum(part.outputs for part in self.parts)
+
+    @property
+    def inputs(self) -> int:
+        """Inputs of the matrix."""
+        return self.parts[0].inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads."""
+        return sum(part.data.nbytes for part in self.parts)
+
+    def joins(self, other: object) -> bool:
+        """Return True if `other` can stand below this matrix in one."""
+        return isinstance(other, BlockWeight) and other.inputs == self.inputs
+
+    @staticmethod
+    def joined(weights: "Sequence[BlockWeight]") -> "BlockWeight":
+        """Return the matrices one below another; each joins the next."""
+        return BlockWeight(tuple(p for weight in weights for p in weight.parts), weights[0].native)
+
+    def dense(self) -> Tensor:
+        """Return the matrix, float32 [O, I]."""
+        return torch.cat(
+            [self.native.rows(part, torch.arange(part.outputs)) for part in self.parts]
+        )
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return rows `ids` [N] int64 of a matrix of one part, float32 [N, I]."""
+        (part,) = self.parts
+        return self.native.rows(part, ids)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply [..., I] by the definition, in float32: [..., O], in the dtype of `x`."""
+        codes, scales = quantised(x)
+        given = (codes * scales[..., None]).flatten(-2)
+        found = [
+            F.linear(given, self.native.rows(part, ids))
+            for part in self.parts
+            for ids in torch.split(torch.arange(part.outputs), _ROWS)
+        ]
+        whole = torch.cat(found, -1)
+        return (whole if bias is None else whole + bias).to(x.dtype)
