@@ -54,6 +54,9 @@ namespace {
 // Rows of x whose codes, about as many bytes as this, go through all panels together: they stay in the second level of caches.
 constexpr int64_t TOGETHER_BYTES = 1 << 18;
 
+// Of so few rows, products take two panels at a time: with more runs under way a core reads more.
+constexpr int64_t FEW = AT_ONCE / 2;
+
 // Below it, numbers count as zero: their reciprocal may be infinite.
 constexpr float LEAST = 1e-30f;
 
@@ -157,11 +160,11 @@ inline Ints codes_at(const uint8_t* lines, int step, Ints table) {
     return low;
 }
 
-// ROWS rows, from `start` on, times a panel, or half of one from `output` on: totals [ROWS][outputs].
-template <typename F, int ROWS>
+// ROWS rows, from `start` on, times PANELS panels, or halves of them from `output` on: totals [ROWS][PANELS][16].
+template <typename F, int ROWS, int PANELS>
 __attribute__((noinline)) void multiply_rows(
     const Activations& x, const int32_t* const* starts, int64_t start, const uint8_t* panel, int64_t bytes_of_panel, int64_t output, float* to) {
-    // The codes of what comes next are asked for that far ahead; scales are those of the next panel.
+    // The codes of what comes next are asked for that far ahead; scales are those of the next panels.
     constexpr int64_t AHEAD = 4096;
     constexpr bool HALVES = F::SHARED == BLOCK / 2;
     const int64_t blocks = x.inputs / BLOCK;
@@ -172,36 +175,49 @@ __attribute__((noinline)) void multiply_rows(
     const uint8_t *lines = panel + output * 4, *unit = panel + blocks * F::CODES;
     Ints table{};
     if constexpr (F::TABLE != nullptr) table = load_table(F::TABLE);
-    Floats totals[ROWS];
-    for (int r = 0; r < ROWS; r++) totals[r] = Floats{};
+    Floats totals[ROWS][PANELS];
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < PANELS; p++) totals[r][p] = Floats{};
     for (int64_t block = 0; block < blocks; block += F::BLOCKS, unit += F::SCALES) {
-        if (ROWS <= 2)
-            for (int64_t i = 0; i < F::SCALES; i += LINE) __builtin_prefetch(unit + bytes_of_panel + i, 0, 2);
+        for (int p = 0; p < PANELS; p++)
+            for (int64_t i = 0; i < F::SCALES; i += LINE) __builtin_prefetch(unit + (PANELS + p) * bytes_of_panel + i, 0, 2);
 #pragma GCC unroll 1
         for (int64_t within = 0; within < F::BLOCKS; within++) {
-            for (int64_t i = 0; i < F::CODES; i += LINE) __builtin_prefetch(lines + AHEAD + i, 0, 2);
-            const Scales<F> own(unit, within, output);
-            Ints sums[ROWS], kept[ROWS];
-            for (int r = 0; r < ROWS; r++) sums[r] = STARTS<F> ? all(first[r]) : Ints{};
+            for (int p = 0; p < PANELS; p++)
+                for (int64_t i = 0; i < F::CODES; i += LINE) __builtin_prefetch(lines + p * bytes_of_panel + AHEAD + i, 0, 2);
+            Ints sums[ROWS][PANELS], kept[ROWS][PANELS];
+            for (int r = 0; r < ROWS; r++)
+                for (int p = 0; p < PANELS; p++) sums[r][p] = STARTS<F> ? all(first[r]) : Ints{};
 #pragma GCC unroll 8
             for (int step = 0; step < 8; step++) {
-                const Ints weights = codes_at<F>(lines, step, table);
-                if (HALVES && step == 4)
-                    for (int r = 0; r < ROWS; r++) {
-                        kept[r] = multiply(sums[r], own.halves[0]);
-                        sums[r] = STARTS<F> ? all(second[r]) : Ints{};
-                    }
-                for (int r = 0; r < ROWS; r++) sums[r] = add_products<F::BITS, F::TABLE != nullptr>(sums[r], weights, codes + (step * ROWS + r) * 4);
+                Ints weights[PANELS];
+                for (int p = 0; p < PANELS; p++) weights[p] = codes_at<F>(lines + p * bytes_of_panel, step, table);
+                if constexpr (HALVES)
+                    if (step == 4)
+                        for (int p = 0; p < PANELS; p++) {
+                            const Ints own = bytes(unit + p * bytes_of_panel + F::FINE + 2 * within * PANEL + output);
+                            for (int r = 0; r < ROWS; r++) {
+                                kept[r][p] = multiply(sums[r][p], own);
+                                sums[r][p] = STARTS<F> ? all(second[r]) : Ints{};
+                            }
+                        }
+                for (int r = 0; r < ROWS; r++)
+                    for (int p = 0; p < PANELS; p++)
+                        sums[r][p] = add_products<F::BITS, F::TABLE != nullptr>(sums[r][p], weights[p], codes + (step * ROWS + r) * 4);
             }
-            for (int r = 0; r < ROWS; r++) {
-                if (HALVES) sums[r] = add(kept[r], multiply(sums[r], own.halves[1]));
-                totals[r] = add_product(multiply(floats(sums[r]), all(scales[r])), own.scale, totals[r]);
-                if (F::MINS) totals[r] = subtract_product(own.min, all(scaled_sums[r]), totals[r]);
+            for (int p = 0; p < PANELS; p++) {
+                const Scales<F> own(unit + p * bytes_of_panel, within, output);
+                for (int r = 0; r < ROWS; r++) {
+                    if (HALVES) sums[r][p] = add(kept[r][p], multiply(sums[r][p], own.halves[1]));
+                    totals[r][p] = add_product(multiply(floats(sums[r][p]), all(scales[r])), own.scale, totals[r][p]);
+                    if (F::MINS) totals[r][p] = subtract_product(own.min, all(scaled_sums[r]), totals[r][p]);
+                }
             }
             lines += F::CODES, codes += BLOCK * ROWS, scales += ROWS, scaled_sums += ROWS, first += ROWS, second += ROWS;
         }
     }
-    for (int r = 0; r < ROWS; r++) store_floats(to + r * PANEL + output, totals[r]);
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < PANELS; p++) store_floats(to + (r * PANELS + p) * PANEL + output, totals[r][p]);
 }
 
 // Calls with `count` as a constant, of 1 to MOST.
@@ -212,28 +228,28 @@ inline void with_count(int64_t count, Use&& use) {
     use(std::integral_constant<int, MOST>());
 }
 
-// Of one matrix, a panel, and groups [group, end) of x.
-template <typename F, typename T>
-void multiply_panel(
+// Of one matrix, PANELS panels from `panel` on, and groups [group, end) of x.
+template <typename F, int PANELS, typename T>
+void multiply_panels(
     const IntegerProduct& a, const IntegerPart& part, int64_t column, const Activations& x, const int32_t* const* starts, int64_t bytes_of_panel,
     int64_t panel, int64_t group, int64_t end) {
     const uint8_t* own = part.panels + panel * bytes_of_panel;
-    const int64_t outputs = std::min(PANEL, part.outputs - panel * PANEL);
-    const T* bias = a.bias ? static_cast<const T*>(a.bias) + column + panel * PANEL : nullptr;
+    const int64_t outputs = std::min(PANELS * PANEL, part.outputs - panel * PANEL), at = column + panel * PANEL;
+    const T* bias = a.bias ? static_cast<const T*>(a.bias) + at : nullptr;
     for (; group < end; group++) {
         const int64_t row = x.first(group), rows = x.first(group + 1) - row;
-        alignas(64) float totals[AT_ONCE * PANEL];
-        with_count<AT_ONCE>(rows, [&](auto ROWS) {
+        alignas(64) float totals[AT_ONCE * PANELS * PANEL];
+        with_count<PANELS == 1 ? AT_ONCE : FEW>(rows, [&](auto ROWS) {
             for (int64_t output = 0; output < PANEL; output += OUTPUTS)
-                multiply_rows<F, ROWS()>(x, starts, row, own, bytes_of_panel, output, totals);
+                multiply_rows<F, ROWS(), PANELS>(x, starts, row, own, bytes_of_panel, output, totals);
         });
         for (int64_t r = 0; r < rows; r++) {
-            T* to = static_cast<T*>(a.out) + (row + r) * a.outputs + column + panel * PANEL;
-            const float* from = totals + r * PANEL;
-            if (outputs == PANEL)
-                store_lanes(to, bias ? load_lanes(from) + load_lanes(bias) : load_lanes(from));
-            else
-                for (int64_t o = 0; o < outputs; o++) store(to + o, bias ? from[o] + load(bias[o]) : from[o]);
+            T* to = static_cast<T*>(a.out) + (row + r) * a.outputs + at;
+            const float* from = totals + r * PANELS * PANEL;
+            int64_t o = 0;
+            for (; o + LANES <= outputs; o += LANES)
+                store_lanes(to + o, bias ? load_lanes(from + o) + load_lanes(bias + o) : load_lanes(from + o));
+            for (; o < outputs; o++) store(to + o, bias ? from[o] + load(bias[o]) : from[o]);
         }
     }
 }
@@ -280,11 +296,14 @@ void product(const IntegerProduct& a) {
             if (STARTS<F>) make_starts<F>(x, starts);
             const int32_t* const begins[2] = {starts[0].data(), starts[1].data()};
             const int64_t panels = (a.parts[p].outputs + PANEL - 1) / PANEL, size = panel_bytes<TYPE()>(a.inputs);
+            const int64_t step = a.rows <= FEW ? 2 : 1;
 #pragma omp parallel for num_threads(a.threads) schedule(static) collapse(2)
             for (int64_t block = 0; block < blocks; block++)
-                for (int64_t panel = 0; panel < panels; panel++)
-                    multiply_panel<F, T>(
+                for (int64_t panel = 0; panel < panels; panel += step) {
+                    const auto run = step == 2 && panel + 2 <= panels ? multiply_panels<F, 2, T> : multiply_panels<F, 1, T>;
+                    run(
                         a, a.parts[p], column, x, begins, size, panel, block * together, std::min(x.groups, (block + 1) * together));
+                }
         });
 }
 
