@@ -58,7 +58,7 @@ class StepShares:
         outstanding: pages that a running sequence has yet to take.
 
     Attributes:
-        stale: True once a sequence has started or stopped, or a step begins: they are computed anew.
+        stale: True where they are computed anew: a sequence started or stopped, or a step begins.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ def refused(what: str) -> InvalidRequestError:
 
 
 class PartHead(NamedTuple):
-    """What the headers of a part say.
+    """Headers of a part.
 
     Attributes:
         name: of its field.
