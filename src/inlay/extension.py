@@ -27,6 +27,7 @@ VARIABLE: Final = "INLAY_EXTENSIONS"
 # that `inlay --help` does, and a source tree has none.
 BUNDLED: Final[Mapping[str, str]] = {
     "stages": "inlay_stages:extension",
+    "batches": "inlay_batches:extension",
     "tools": "inlay_tools:extension",
     "audit": "inlay_audit:extension",
 }
@@ -71,6 +72,7 @@ class Extension:
         fleet: `MODULE:NAME` of a function that makes a `router.fleet_part.FleetPart`.
         engines: `MODULE:NAME` of `engine.spec.EngineSpec` by the name of `--engine`.
         routes: `MODULE:NAME` of `http.app.Routes`, imported where a server starts.
+        frontend: `MODULE:NAME` of a function that makes an `http.frontend_part.FrontendPart`.
         commands: `MODULE:NAME` of a sequence of `cli.command.Command`; none where empty.
     """
 
@@ -84,6 +86,7 @@ class Extension:
     fleet: str = ""
     worker: str = ""
     routes: str = ""
+    frontend: str = ""
     commands: str = ""
 
 

@@ -160,7 +160,7 @@ async def test_while_nats_is_away_all_wait_and_then_say_so(
         server.kill()
         monkeypatch.setattr(prompts_module, "WAIT_SECONDS", 0.5)
         with pytest.raises(
-            OverloadedError, match="NATS does not show a stored prompt at the moment"
+            OverloadedError, match="NATS does not show what is stored at the moment"
         ):
             await one.find("a.b")
         with pytest.raises(OverloadedError, match="NATS does not keep"):

@@ -76,6 +76,7 @@ from inlay.api.schema.unserved import reason_for
 from inlay.extension import merged, parts
 from inlay.http import info, pages
 from inlay.http.app import App, Routes
+from inlay.http.frontend_part import FrontendAccess, OpenShared
 from inlay.http.info import Status, Version
 from inlay.http.metrics.engine_health import Health
 from inlay.http.openapi import Notes, Operation
@@ -84,6 +85,7 @@ from inlay.http.settings import FrontendSettings
 from inlay.messages.digest import Secret
 from inlay.router import Router
 from inlay.store import PromptStore, StoredPrompts
+from inlay.store.settings import BatchSettings
 from inlay.telemetry import Tracing
 
 _ANSWERS: Routes = (
@@ -305,6 +307,8 @@ def build_app(
     secret: Secret,
     store: PromptStore | StoredPrompts | None = None,
     tracing: Tracing | None = None,
+    batches: BatchSettings | None = None,
+    open_shared: OpenShared | None = None,
 ) -> App:
     """Return the HTTP server as an ASGI app.
 
@@ -315,11 +319,20 @@ def build_app(
         store: store of uploaded embeddings, made with the same secret and closed with the app;
             None disables references.
         tracing: makes spans, closed with the app; None for no spans.
+        batches: settings of files and batches; off if None.
+        open_shared: opens storage in the fleet; None where there is none.
 
     Raises:
-        InvalidRequestError: a file named in the settings cannot be read.
+        InvalidRequestError: a file named in the settings cannot be read, or an extension's part
+            cannot be as they say.
     """
     notes = Notes(
         lambda kind, name: reason_for(kind, name).text, EXAMPLES, FIELD_EXAMPLES, ANSWER_FIELDS
     )
-    return App(Server(router, settings, secret, store, tracing), routes(), notes)
+    server, served = Server(router, settings, secret, store, tracing), routes()
+    access = FrontendAccess(server, served, batches or BatchSettings(), open_shared)
+    for name, make in parts("frontend"):
+        part = make(access)
+        if part is not None:
+            server.parts[name] = part
+    return App(server, served, notes)

@@ -24,6 +24,7 @@ from inlay.client.connection import JSON, ApiClient, Question
 from inlay.engine.settings import EngineSettings
 from inlay.http.address import check_address
 from inlay.http.settings import FrontendSettings
+from inlay.store.settings import BatchSettings
 
 MODEL_NAME = "inlay-demo"
 DEFAULT_PORT = 8000
@@ -53,6 +54,7 @@ def run(settings: DemoSettings) -> int:
             enable_embedding_lookup=True,
             log_requests=False,
         ),
+        batches=BatchSettings(batch_store="memory"),
     )
 
     async def show(running: Running) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 
 import inlay
 from inlay.api import build_app
@@ -54,7 +55,15 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
         router = Router(plane, settings.router, secret=secret)
         await router.start()
         undo.push_async_callback(router.close)
-        app = build_app(router, frontend, secret=secret, store=store, tracing=tracing)
+        app = build_app(
+            router,
+            frontend,
+            secret=secret,
+            store=store,
+            tracing=tracing,
+            batches=settings.batches,
+            open_shared=partial(NatsPrompts.open, member),
+        )
 
         def started(url: str) -> None:
             console.line(

@@ -121,7 +121,9 @@ async def host(
     plane = LocalPlane() if len(places) == 1 else RoutedPlane()
     supervisors = _supervisors(settings, places, plane, secret)
     router = Router(plane, settings.router, secret=secret)
-    app = build_app(router, frontend, secret=secret, store=store, tracing=tracing)
+    app = build_app(
+        router, frontend, secret=secret, store=store, tracing=tracing, batches=settings.batches
+    )
     stop = asyncio.Event()
     answering: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from inlay.engine.settings import EngineSettings
 from inlay.http.settings import FrontendSettings
 from inlay.router.settings import RouterSettings
-from inlay.store.settings import FleetStoreSettings, StoreSettings
+from inlay.store.settings import BatchSettings, FleetStoreSettings, StoreSettings
 from inlay.telemetry import TelemetrySettings
 from inlay.transport.embeds_cache import KEPT_BYTES
 from inlay.transport.nats.settings import NatsSettings
@@ -24,6 +24,7 @@ class ServeSettings(BaseModel, frozen=True, defer_build=True):
     frontend: FrontendSettings = Field(title="HTTP")
     router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
     store: StoreSettings = Field(default_factory=StoreSettings, title="Stored embeddings")
+    batches: BatchSettings = Field(default_factory=BatchSettings, title="Files and batches")
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
@@ -106,6 +107,7 @@ class FleetFrontendSettings(BaseModel, frozen=True, defer_build=True):
     frontend: FleetHttpSettings = Field(default_factory=FleetHttpSettings, title="HTTP")
     router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
     store: FleetStoreSettings = Field(default_factory=FleetStoreSettings, title="Stored embeddings")
+    batches: BatchSettings = Field(default_factory=BatchSettings, title="Files and batches")
     transport_host: str | None = Field(default=None, title="Fleet")
     """Name or IP address at which workers with --transport-dial reach this machine; such workers
     are not used unless set."""

@@ -238,6 +238,9 @@ async def serve(
             beside.append(asyncio.create_task(_stop(server, stop)))
         if app.server.store is not None:
             beside.append(asyncio.create_task(sweep(app.server.store)))
+        for part in app.server.parts.values():
+            await part.start()
+            stack.push_async_callback(part.close)
         try:
             await server.serve(sockets=[listening])
         finally:

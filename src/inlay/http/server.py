@@ -17,15 +17,11 @@ from urllib.parse import parse_qs
 import msgspec
 from prometheus_client.core import Metric
 
-from inlay.base.errors import (
-    DeadlineExceededError,
-    InvalidRequestError,
-)
+from inlay.base.errors import DeadlineExceededError, InvalidRequestError
 from inlay.base.pace import lending, mark_background, while_wanted
 from inlay.base.single_flight import Paced
 from inlay.base.slots import Slots
 from inlay.embedding.cache import ResultCache
-from inlay.extension import TaskSpec, extensions
 from inlay.http.asgi import Headers, Receive, Scope, Send
 from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits, RequestMemory, Reservation
 from inlay.http.bodies.connection import Exchange
@@ -46,6 +42,7 @@ from inlay.http.metrics.requests import Metrics, RequestTimes
 from inlay.http.request_scope import Deadline, Inflight
 from inlay.http.settings import FrontendSettings
 from inlay.http.tables import Tables
+from inlay.http.tasks import check_task
 from inlay.media.fetch import Fetcher
 from inlay.messages.card import ModelCard
 from inlay.messages.digest import Secret
@@ -91,29 +88,6 @@ JSON_HEADER = (b"content-type", b"application/json")
 TIMEOUT_HEADER = b"x-request-timeout"
 
 
-_TASKS = (
-    TaskSpec(
-        Task.GENERATE,
-        "generates text",
-        "does not generate text",
-        ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-    ),
-    TaskSpec(
-        Task.EMBED,
-        "makes embeddings",
-        "makes no embeddings",
-        ("/v1/embeddings", "/pooling", "/v1/score", "/v1/rerank"),
-    ),
-    TaskSpec(
-        Task.SCORE,
-        "scores or classifies",
-        "has no classification head",
-        ("/v1/score", "/v1/rerank", "/classify", "/pooling"),
-    ),
-    TaskSpec(Task.ENCODE, "encodes media", "does not encode media", ("/v1/encode",)),
-)
-
-
 class Server:
     """One frontend: its settings and all objects of its lifetime.
 
@@ -125,6 +99,7 @@ class Server:
         exposition: all metrics in Prometheus' text format.
         results: cache of computed embeddings, with those being computed.
         tracing: makes spans, or None; closed with the server.
+        parts: `http.frontend_part.FrontendPart` of extensions, by the extension's name.
     """
 
     def __init__(
@@ -140,6 +115,7 @@ class Server:
         self.store = LocalStoredPrompts(store) if isinstance(store, PromptStore) else store
         self.secret = secret
         self.tracing = tracing
+        self.parts: dict[str, Any] = {}
         self.created = int(time.time())
         self.keys = Keys(settings)
         self.clients = Clients(settings)
@@ -276,32 +252,6 @@ class Server:
             self.tracing.close()
 
 
-def check_task(card: ModelCard, *tasks: Task) -> None:
-    """Check that a model does one of `tasks`.
-
-    Raises:
-        InvalidRequestError: it does none; names the routes that serve it.
-    """
-    if set(tasks) & set(card.tasks):
-        return
-    known = [*_TASKS, *(spec for each in extensions() for spec in each.tasks)]
-    found = {task: _spec_of(card, task, known) for task in sorted(card.tasks)}
-    does = " and ".join(spec.does if spec else f"does {task}" for task, spec in found.items())
-    routes = dict.fromkeys(route for spec in found.values() if spec for route in spec.routes)
-    wanted = next((spec.does_not for spec in known if spec.task == tasks[0]), f"not {tasks[0]}")
-    where = f": use POST {', '.join(routes)}" if routes else ""
-    raise InvalidRequestError(
-        f"The model `{card.name}` {does}, and {wanted}{where}. "
-        f"This route needs a model served with --task {' or '.join(tasks)}.",
-        param="model",
-    )
-
-
-def _spec_of(card: ModelCard, task: Task, known: Sequence[TaskSpec]) -> TaskSpec | None:
-    fits = (spec for spec in known if spec.task == task)
-    return next((one for one in fits if not one.field or getattr(card, one.field)), None)
-
-
 @dataclass(slots=True)
 class Call:
     """One HTTP request that is being answered.
@@ -315,6 +265,7 @@ class Call:
         exchange: its connection, if the HTTP server is this one.
         added: headers of its answer, whatever that is.
         route: path of its route as the description has it, once that is known.
+        background: its engine requests give way to all others.
         timeout: seconds it may take in all, or None.
         began: `time.perf_counter` at its arrival.
         clock: ends the call when its time is up, until `detach_deadline`.
@@ -340,6 +291,7 @@ class Call:
     exchange: Exchange | None = None
     route: str = "other"
     caller: Caller = ANYONE
+    background: bool = False
     timeout: float | None = None
     began: float = field(default_factory=time.perf_counter)
     body_read: bool = False

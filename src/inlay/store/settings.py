@@ -98,6 +98,31 @@ class StoreSettings(BaseModel, frozen=True, defer_build=True):
         return None if self.prompt_store_key_file is None else read_key(self.prompt_store_key_file)
 
 
+class BatchSettings(BaseModel, frozen=True, defer_build=True):
+    """Where files of clients and their batches are kept, and their bounds."""
+
+    batch_store: str = "off"
+    """Serve /v1/files and /v1/batches, and keep them in memory, in the NATS of the fleet (nats), or
+    in a directory, which may be that of several frontends of one machine."""
+    batch_store_bytes: int = Field(default=10 * 1024 * MIB, ge=MIB)
+    """Bytes of all files and of what batches have made at most; in memory 256 MiB at most."""
+    batch_store_key_file: Path | None = None
+    """File of a 32-byte key that files are encrypted with (AES-256-GCM) outside of memory; the same
+    for all frontends of a fleet."""
+    max_file_bytes: int = Field(default=200 * MIB, ge=1024)
+    """Bytes of one uploaded file at most. max_body_bytes does not apply to it, but to each line."""
+    files_tenant_bytes: int | None = Field(default=None, ge=1024)
+    """Bytes of all files of one API key at most; the whole store unless set."""
+    files_ttl: float = Field(default=30 * 24 * 3600, gt=0)
+    """Seconds that a file is kept unless its upload says otherwise, and that an ended batch is."""
+    max_batch_lines: int = Field(default=1_000_000, ge=1)
+    """Lines of one batch at most."""
+    max_batches_per_tenant: int = Field(default=16, ge=1)
+    """Batches of one API key that may be under way."""
+    batch_max_inflight: int = Field(default=128, ge=1)
+    """Lines of batches that a frontend has under way; those of several keys take turns."""
+
+
 class FleetStoreSettings(StoreSettings, frozen=True):
     """The same for a frontend of a fleet."""
 

@@ -35,6 +35,7 @@ from inlay.transport.nats.cards import bucket, storage
 from inlay.transport.nats.client import cancellable
 from inlay.transport.nats.connection import NatsConnection
 from inlay.transport.nats.member import Member
+from inlay.transport.nats.subjects import PROMPTS
 
 T = TypeVar("T")
 
@@ -89,14 +90,14 @@ class NatsPrompts:
         self._stream = f"OBJ_{name}"
 
     @classmethod
-    async def open(cls, member: Member) -> "NatsPrompts":
-        """Those of the namespace that `member` has joined, made where there are none.
+    async def open(cls, member: Member, kind: str = PROMPTS) -> "NatsPrompts":
+        """Those of a kind in the namespace that `member` has joined, made where there are none.
 
         Raises:
             InvalidRequestError: NATS does not let us, or has too few servers for the replicas.
             OverloadedError: it does not answer.
         """
-        name, replicas = member.subjects.prompts, member.replicas
+        name, replicas = member.subjects.kept(kind), member.replicas
 
         async def made() -> KeyValue:
             records = await bucket(member.control, name, replicas=replicas, seconds=None)
@@ -113,7 +114,7 @@ class NatsPrompts:
         member.keep(made)
         # Contents go over a connection of their own: they must not delay heartbeats.
         bulk = await member.connect("bulk")
-        return cls(member.control, bulk, records, name, member.subjects.deleted_prompts)
+        return cls(member.control, bulk, records, name, member.subjects.deleted(kind))
 
     # Records
 
@@ -130,7 +131,7 @@ class NatsPrompts:
                 return (0 if error.entry is None else error.entry.revision or 0), None
             return entry.revision or 0, entry.value or b""
 
-        return await self._patient(find, "show a stored prompt")
+        return await self._patient(find, "show what is stored")
 
     async def swap(self, key: str, record: bytes, revision: int) -> bool:
         """Put a record in the place of the one of `revision`.
@@ -145,7 +146,7 @@ class NatsPrompts:
                 return False
             return True
 
-        if await self._patient(swap, "keep a stored prompt"):
+        if await self._patient(swap, "keep what is stored"):
             return True
         # An attempt whose answer was lost has put it there.
         return (await self.find(key))[1] == record
@@ -170,7 +171,7 @@ class NatsPrompts:
                 return False
             return True
 
-        if await self._patient(drop, "remove a stored prompt"):
+        if await self._patient(drop, "remove what is stored"):
             return True
         return (await self.find(key))[1] is None
 
@@ -195,7 +196,7 @@ class NatsPrompts:
         # nats-py takes records that the server has sent, and that it has not read yet, for none at
         # all. An empty answer is asked for again.
         for _ in range(_EMPTY_TRIES):
-            found = await self._patient(list_, "list the stored prompts")
+            found = await self._patient(list_, "list what is stored")
             if found:
                 break
         return found
@@ -238,7 +239,7 @@ class NatsPrompts:
             lambda: self._bulk.jetstream.publish(
                 subject, payload, stream=self._stream, headers=dict(headers)
             ),
-            "keep a stored prompt",
+            "keep what is stored",
         )
 
     async def read(self, name: str, size: int, file: BinaryIO) -> bool:
@@ -250,7 +251,7 @@ class NatsPrompts:
         while size > 0:
             chunk = await self._patient(
                 lambda after=sequence: self._next(name, after),  # type: ignore[misc]
-                "show a stored prompt",
+                "show what is stored",
             )
             if chunk is None:
                 return False
@@ -278,7 +279,7 @@ class NatsPrompts:
             for subject in (self._meta(name), self._chunks(name)):
                 await self._control.jetstream.purge_stream(self._stream, subject=subject)
 
-        await self._patient(erase, "remove a stored prompt")
+        await self._patient(erase, "remove what is stored")
 
     async def contents(self) -> set[str]:
         """The names of all contents, those of which only a part is there included."""
@@ -289,7 +290,7 @@ class NatsPrompts:
             )
             return {subject.rpartition(".")[2] for subject in info.state.subjects or ()}
 
-        return await self._patient(contents, "list the stored prompts")
+        return await self._patient(contents, "list what is stored")
 
     async def size(self) -> tuple[int, int]:
         """Bytes of all contents, and how many records there are."""

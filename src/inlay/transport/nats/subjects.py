@@ -9,6 +9,9 @@ import secrets
 import socket
 from dataclasses import dataclass
 
+PROMPTS, FILES = "prompts", "files"
+"""Kinds of what clients store: prompts; files, with batches of them."""
+
 _unfit = re.compile(r"[^A-Za-z0-9-]+")
 
 
@@ -54,15 +57,13 @@ class Subjects:
         """The key-value bucket of cards, by worker."""
         return f"inlay_{self.namespace}_cards"
 
-    @property
-    def deleted_prompts(self) -> str:
-        """Stored prompts that frontends have deleted."""
-        return f"inlay.{self.namespace}.deleted"
+    def deleted(self, kind: str) -> str:
+        """What frontends have deleted of a kind that they keep."""
+        return f"inlay.{self.namespace}.deleted" + ("" if kind == PROMPTS else f".{kind}")
 
-    @property
-    def prompts(self) -> str:
-        """The key-value bucket of stored prompts, and the object store of their contents."""
-        return f"inlay_{self.namespace}_prompts"
+    def kept(self, kind: str) -> str:
+        """The key-value bucket of what clients store, and the object store of the contents."""
+        return f"inlay_{self.namespace}_{kind}"
 
     @property
     def namespace_facts(self) -> str:

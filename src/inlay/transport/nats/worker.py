@@ -20,6 +20,7 @@ from inlay.transport.nats.cards import CARD_SECONDS
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.messages import Beat, CacheEvents, DialRequest
 from inlay.transport.nats.presence import present_since
+from inlay.transport.nats.subjects import PROMPTS
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class NatsWorker:
     async def start(self) -> None:
         """Announce the engine's card. Raises `OverloadedError` when NATS does not answer."""
         control, subjects = self._member.control, self._member.subjects
-        await control.subscribe(subjects.deleted_prompts, self._on_deleted_prompt)
+        await control.subscribe(subjects.deleted(PROMPTS), self._on_deleted_prompt)
         await control.subscribe(subjects.roll_call, lambda _: self._beat_soon())
         if self._dial is not None:
             await control.subscribe(subjects.invitations(self.id), self._on_invitation)

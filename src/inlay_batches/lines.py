@@ -1,0 +1,259 @@
+"""Lines of an input file: where they stand, what they ask for, and what becomes of them."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from inlay.base.errors import InvalidRequestError
+from inlay.http.bodies.base64_extractor import PARSER_ERRORS
+from inlay_batches.records import LineProblem, Place, Stop, UsageSum
+from inlay_batches.storage.contents import Contents, Piece
+
+MAX_CUSTOM_ID = 512
+_BOM = b"\xef\xbb\xbf"
+
+
+class Line(NamedTuple):
+    """A line that is not blank.
+
+    Attributes:
+        number: from 0, blank lines counted.
+        offset: byte of the file where it begins.
+        end: byte where the next one begins.
+        data: its bytes; None where they are more than allowed.
+    """
+
+    number: int
+    offset: int
+    end: int
+    data: bytes | None
+
+
+async def blocks_of(
+    contents: Contents, pieces: Sequence[Piece], start: Place, max_bytes: int
+) -> AsyncIterator[list[Line]]:
+    """Yield the lines of a file from a place on, some at a time.
+
+    What it holds is a piece and one line of `max_bytes`. Raises as `Contents.read`.
+    """
+    number, offset, carry, dropped = start.line, start.offset, bytearray(), 0
+    end = 0
+    for index, piece in enumerate(pieces):
+        begin, end = end, end + piece.size
+        if end <= start.offset:
+            continue
+        data = await contents.read(piece)
+        data = data[max(0, start.offset - begin) :]
+        *whole, rest = data.split(b"\n")
+        if index == len(pieces) - 1:
+            whole, rest = [*whole, rest], b""
+        found: list[Line] = []
+        for text in whole:
+            size = dropped + len(carry) + len(text)
+            after = offset + size + 1
+            if size > max_bytes:
+                found.append(Line(number, offset, after, None))
+            else:
+                line = bytes(carry + text) if carry else text
+                line = (line.removeprefix(_BOM) if number == 0 else line).strip(b" \t\r")
+                if line:
+                    found.append(Line(number, offset, after, line))
+            offset = after
+            carry, dropped, number = bytearray(), 0, number + 1
+        carry += rest
+        if dropped or len(carry) > max_bytes:
+            dropped, carry = dropped + len(carry), bytearray()
+        yield found
+
+
+class LineRequest(NamedTuple):
+    """What a line asks for; `body` is JSON."""
+
+    custom_id: str
+    body: bytes
+
+
+class _Line(msgspec.Struct):
+    custom_id: Any = None
+    method: Any = None
+    url: Any = None
+    body: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+class LineError(InvalidRequestError):
+    """A line that cannot be run; `code` is OpenAI's."""
+
+
+def read_line(line: Line, endpoint: str, max_bytes: int) -> LineRequest:
+    """Return what a line asks for.
+
+    Args:
+        line: of the input file.
+        endpoint: of its batch.
+        max_bytes: of a line, for the error of a longer one.
+
+    Raises:
+        LineError: it is not what a line of a batch for `endpoint` is.
+    """
+    if line.data is None:
+        raise LineError(
+            f"the line has more than {max_bytes} bytes (--max-body-bytes)", code="line_too_long"
+        )
+    try:
+        found = _decoder.decode(line.data)
+    except PARSER_ERRORS as error:
+        raise LineError(
+            f"the line is not a JSON object of a request: {error}", code="invalid_json_line"
+        ) from error
+    for name in ("custom_id", "method", "url", "body"):
+        if getattr(found, name) in (None, msgspec.Raw(b"")):
+            raise LineError(f"{name} is missing", code="missing_required_parameter", param=name)
+    id_, body = found.custom_id, bytes(found.body)
+    if not isinstance(id_, str) or not 0 < len(id_) <= MAX_CUSTOM_ID:
+        got = f"{len(id_)} characters" if isinstance(id_, str) else type(id_).__name__
+        raise LineError(
+            f"custom_id must be a text of 1 to {MAX_CUSTOM_ID} characters, got {got}",
+            code="invalid_custom_id",
+            param="custom_id",
+        )
+    if found.method != "POST":
+        raise LineError(
+            f"method must be POST, got {_shown(found.method)}",
+            code="invalid_method",
+            param="method",
+        )
+    if found.url != endpoint:
+        raise LineError(
+            f"url must be {endpoint}, the endpoint of the batch, got {_shown(found.url)}",
+            code="url_mismatch",
+            param="url",
+        )
+    if not body.startswith(b"{"):
+        raise LineError("body must be an object", code="invalid_request", param="body")
+    return LineRequest(id_, body)
+
+
+def _shown(value: object) -> str:
+    return ascii(value)[:80]
+
+
+def seed_of(batch: str, custom_id: str) -> int:
+    """Return the seed of a line that has none, so that it has one answer however often it runs."""
+    digest = blake3(f"{batch}\0{custom_id}".encode(), derive_key_context="inlay 2026 batch seed")
+    return int.from_bytes(digest.digest(8), "little") >> 1
+
+
+def with_seed(body: bytes, seed: int) -> bytes:
+    """Return a body, an object in JSON without white space around it, with a seed of its own."""
+    # The last of two fields of one name counts, so that this one also replaces a null.
+    inner = body[:-1].rstrip()
+    return b'%b%b"seed":%d}' % (inner, b"" if inner.endswith(b"{") else b",", seed)
+
+
+class Outcome(NamedTuple):
+    """What became of a line.
+
+    Attributes:
+        number: of the line.
+        text: its line in a file, with a line's end.
+        status: HTTP status; None where it did not run.
+        usage: tokens.
+    """
+
+    number: int
+    text: bytes
+    status: int | None
+    usage: UsageSum = UsageSum()
+
+
+class _Response(msgspec.Struct, frozen=True):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _OutputLine(msgspec.Struct, frozen=True):
+    id: str
+    custom_id: str
+    response: _Response | None
+    error: dict[str, str] | None
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _line_id(batch: str, number: int) -> str:
+    return f"batch_req_{batch.removeprefix('batch_')}{number:x}"
+
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+    input_tokens: int = 0
+    completion_tokens: int = 0
+    output_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    usage: _Usage | None = None
+
+
+_answers = msgspec.json.Decoder(_Answer)
+
+
+def _usage(body: bytes) -> UsageSum:
+    try:
+        found = _answers.decode(body).usage
+    except msgspec.MsgspecError:
+        found = None
+    if found is None:
+        return UsageSum()
+    read = found.prompt_tokens_details or found.input_tokens_details or _Details()
+    made = found.completion_tokens_details or found.output_tokens_details or _Details()
+    return UsageSum(
+        found.prompt_tokens or found.input_tokens,
+        read.cached_tokens or 0,
+        found.completion_tokens or found.output_tokens,
+        made.reasoning_tokens or 0,
+    )
+
+
+def answered(
+    batch: str, number: int, custom_id: str, status: int, request_id: str, body: bytes
+) -> Outcome:
+    """Return the outcome of a line that was answered with `body`, JSON."""
+    response = _Response(status, request_id, msgspec.Raw(body))
+    text = _encode(_OutputLine(_line_id(batch, number), custom_id, response, None))
+    return Outcome(number, text + b"\n", status, _usage(body))
+
+
+_NOT_RUN: dict[Stop, str] = {
+    "batch_cancelled": "the batch was cancelled before this request ran",
+    "batch_expired": "the batch's completion window ended before this request ran",
+    "storage_full": "the files of this key reached their limit (--files-tenant-bytes)",
+}
+
+
+def not_run(batch: str, number: int, custom_id: str, why: Stop) -> Outcome:
+    """Return the outcome of a line that did not run."""
+    error = {"code": why, "message": _NOT_RUN[why]}
+    text = _encode(_OutputLine(_line_id(batch, number), custom_id, None, error))
+    return Outcome(number, text + b"\n", None)
+
+
+def problem_of(line: Line, error: InvalidRequestError) -> LineProblem:
+    """Return the error of a line as clients see it."""
+    return LineProblem(error.code or "invalid_request", error.message, line.number + 1, error.param)
