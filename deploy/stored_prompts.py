@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from inlay.cli.commands import commands, known_variables
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import FleetFrontendSettings
-from inlay.transport.nats.subjects import Subjects
+from inlay.transport.nats.subjects import PROMPTS, Subjects
 
 _LENGTH = struct.Struct(">I")
 _CHUNK_BYTES = 128 * 1024
@@ -41,7 +41,7 @@ async def main() -> None:
     client = await nats.connect(settings.urls, name="stored-prompts", **more)
     try:
         if sys.argv[1] == "backup":
-            name = Subjects(settings.namespace).prompts
+            name = Subjects(settings.namespace).kept(PROMPTS)
             # Records first: a content without a record is nothing to anyone.
             for stream in (f"KV_{name}", f"OBJ_{name}"):
                 await _back_up(client, stream, sys.stdout.buffer)

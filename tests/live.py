@@ -24,6 +24,7 @@ from inlay.messages.digest import Secret
 from inlay.render import Renderer
 from inlay.router import Router
 from inlay.store import PromptStore, StoreSettings
+from inlay.store.settings import BatchSettings
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 from inlay.worker.process import WorkerProcess
@@ -58,7 +59,13 @@ class Fleet:
         """Run in the fleet's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(180)
 
-    def serve(self, *, store: PromptStore | None = None, **settings: Any) -> str:
+    def serve(
+        self,
+        *,
+        store: PromptStore | None = None,
+        batches: BatchSettings | None = None,
+        **settings: Any,
+    ) -> str:
         """The base URL of a new frontend.
 
         It closes `store`, or one in memory of its own, in the end.
@@ -66,10 +73,15 @@ class Fleet:
         frontend = FrontendSettings(port=0, **settings)
         if store is None and frontend.enable_prompt_embeds:
             store = StoreSettings().open(SECRET)
-        return self.run(self._serve(frontend, store))
+        return self.run(self._serve(frontend, store, batches))
 
-    async def _serve(self, settings: FrontendSettings, store: PromptStore | None) -> str:
-        app = build_app(self.router, settings, secret=SECRET, store=store)
+    async def _serve(
+        self,
+        settings: FrontendSettings,
+        store: PromptStore | None,
+        batches: BatchSettings | None,
+    ) -> str:
+        app = build_app(self.router, settings, secret=SECRET, store=store, batches=batches)
         started: asyncio.Future[str] = self.loop.create_future()
         self._serving.append(
             self.loop.create_task(

@@ -48,6 +48,10 @@ class Files:
         self._ttl = ttl
         self._clock = clock
 
+    def now(self) -> float:
+        """Return the Unix time."""
+        return self._clock()
+
     async def create(
         self,
         owner: str,

@@ -69,7 +69,7 @@ async def blocks_of(
 
 
 class LineRequest(NamedTuple):
-    """What a line asks for; `body` is JSON."""
+    """Request of a line; `body` is JSON."""
 
     custom_id: str
     body: bytes
@@ -156,7 +156,7 @@ def with_seed(body: bytes, seed: int) -> bytes:
 
 
 class Outcome(NamedTuple):
-    """What became of a line.
+    """Result of a line.
 
     Attributes:
         number: of the line.

@@ -84,7 +84,7 @@ class UsageSum(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """Who runs a batch: nobody where `holder` is empty. Each taking counts `epoch` up."""
+    """Holder of a batch: nobody where `holder` is empty. Each taking counts `epoch` up."""
 
     holder: str = ""
     epoch: int = 0

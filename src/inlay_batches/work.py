@@ -1,4 +1,4 @@
-"""What a batch needs of the server that runs it."""
+"""Needs of a batch, which the server that runs it meets."""
 
 from collections.abc import Sequence
 from typing import Protocol

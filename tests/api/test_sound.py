@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from inlay.api.generation.choices import ChoicePiece
 from inlay.base.errors import InvalidRequestError
 from inlay.http import FrontendSettings
-from inlay.http.server import OFFLOAD_BYTES, Server, check_task
+from inlay.http.server import OFFLOAD_BYTES, Server
+from inlay.http.tasks import check_task
 from inlay.messages.card import Adapter, AudioCard, ImageCard, ModelCard
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer

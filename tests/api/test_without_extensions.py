@@ -19,11 +19,14 @@ def chat(**fields: object) -> ChatRequest:
     return ChatRequest(messages=[], model="m", **fields)  # type: ignore[arg-type]
 
 
-def test_there_are_no_routes_of_images_and_speech(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_no_routes_of_images_speech_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {operation.path for operation, _ in routes()}
     monkeypatch.delenv(VARIABLE)
     more = {operation.path for operation, _ in routes()}
-    assert more - paths == {"/v1/images/generations", "/v1/audio/speech"}
+    files = {f"/v1/files{rest}" for rest in ("", "/{id}", "/{id}/content")}
+    batches = {f"/v1/batches{rest}" for rest in ("", "/{id}", "/{id}/cancel")}
+    made = {"/v1/images/generations", "/v1/audio/speech"}
+    assert more - paths == made | files | batches
 
 
 def test_a_chat_is_text(monkeypatch: pytest.MonkeyPatch) -> None:

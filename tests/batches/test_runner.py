@@ -38,8 +38,7 @@ def line(custom_id: str, url: str = "/v1/embeddings", **body: Any) -> bytes:
 
 def lines(count: int, failing: Sequence[int] = ()) -> bytes:
     return b"".join(
-        line(f"id-{index}", **({"status": 400} if index in failing else {}))
-        for index in range(count)
+        line(f"id-{index}", status=400 if index in failing else 200) for index in range(count)
     )
 
 

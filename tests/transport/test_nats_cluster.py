@@ -91,7 +91,10 @@ async def test_what_a_fleet_keeps_outlives_the_server_that_leads_it(
         jetstream = one.member.control.jetstream
         infos = [
             await jetstream.stream_info(name)
-            for name in (f"OBJ_{one.member.subjects.kept("prompts")}", f"KV_{one.member.subjects.cards}")
+            for name in (
+                f"OBJ_{one.member.subjects.kept('prompts')}",
+                f"KV_{one.member.subjects.cards}",
+            )
         ]
         assert [info.config.num_replicas for info in infos] == [3, 3]
         leader = infos[0].cluster

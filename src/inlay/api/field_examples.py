@@ -127,6 +127,13 @@ FIELD_EXAMPLES: Mapping[str, Any] = {
     "VoiceId.id": "Chelsie",
     "ImagesRequest.prompt": "a red fox",
     "ImagesRequest.n": 2,
+    "BatchRequest.input_file_id": "file-5d0f",
+    "BatchRequest.endpoint": "/v1/embeddings",
+    "BatchRequest.completion_window": "24h",
+    "BatchRequest.metadata": {"job": "harbour"},
+    "BatchRequest.output_expires_after": {"anchor": "created_at", "seconds": 86400},
+    "ExpiresAfter.seconds": 86400,
+    "ExpiresAfter.anchor": "created_at",
     **{
         f"Messages{kind}.{field}": value
         for kind in ("Input", "Request")

@@ -340,6 +340,13 @@ class FleetStore:
 
     # Pins, deletion, expiry
 
+    async def touch(self, tenant: str, id_: str) -> StoredPrompt:
+        """As `inlay.store.prompts.Prompts.touch`."""
+        key, revision, record = await self._live(tenant, id_)
+        used = record.used(self._clock(), self._limits.ttl)
+        await self._note(key, revision, used)
+        return used.told()
+
     async def pin(self, tenant: str, id_: str, pinned: bool) -> StoredPrompt:
         """As `inlay.store.prompts.Prompts.pin`."""
         for _ in range(_TRIES):

@@ -64,6 +64,9 @@ class StoredPrompts(Protocol):
     ) -> Buffer:
         """The file of the image `id_`. `look` sees what it is before anything is done for it."""
 
+    async def touch(self, tenant: str, id_: str) -> StoredPrompt:
+        """Start the TTL of a prompt again, as a use does; its metadata."""
+
     async def pin(self, tenant: str, id_: str, pinned: bool) -> StoredPrompt:
         """Keep a prompt until it is unpinned or deleted, or stop to."""
 
@@ -160,6 +163,10 @@ class LocalStoredPrompts:
             hold(stored.bytes)
             data = await self._threads.run(self._store.file, tenant, id_)
         return data
+
+    async def touch(self, tenant: str, id_: str) -> StoredPrompt:
+        """As `Prompts.touch`."""
+        return self._store.touch(tenant, id_)
 
     async def pin(self, tenant: str, id_: str, pinned: bool) -> StoredPrompt:
         """As `Prompts.pin`."""

@@ -99,7 +99,7 @@ class StoreSettings(BaseModel, frozen=True, defer_build=True):
 
 
 class BatchSettings(BaseModel, frozen=True, defer_build=True):
-    """Where files of clients and their batches are kept, and their bounds."""
+    """Location and bounds of files of clients, and of batches of requests in them."""
 
     batch_store: str = "off"
     """Serve /v1/files and /v1/batches, and keep them in memory, in the NATS of the fleet (nats), or

@@ -302,6 +302,13 @@ class PromptStore:
         with self._lock:
             return self._lookup(tenant, id_).told(self._ttl)
 
+    def touch(self, tenant: str, id_: str) -> StoredPrompt:
+        """Start the TTL of a stored prompt again; its metadata. Raises as `rows`."""
+        with self._lock:
+            entry = self._lookup(tenant, id_)
+            self._touch(entry, self._clock())
+            return entry.told(self._ttl)
+
     def _lookup(self, tenant: str, id_: str, kind: Kind | None = None) -> Entry:
         self._check_open()
         entry = self._index.find(self._names.key(tenant, id_), self._clock())

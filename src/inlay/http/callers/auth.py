@@ -92,6 +92,16 @@ class KeySet:
         # Keyed, so that the time of a look-up tells a client nothing about the hashes of keys.
         return hashlib.blake2b(sha256, digest_size=16, key=self._secret).digest()
 
+    def callers(self, now: float) -> "dict[str, Caller]":
+        """Return the callers that have a key now, by the id of the tenant, without admin rights."""
+        if not self._keys:
+            return {ANYONE.tenant.id: ANYONE}
+        return {
+            key.name: Caller(self._tenants[key.name], share=key.share)
+            for key in self._keys.values()
+            if key.expires is None or now < key.expires
+        }
+
     def check(self, authorization: bytes | None, now: float) -> Caller:
         """Return the caller. The time taken does not depend on how much of a key is right.
 
@@ -200,6 +210,10 @@ class Keys:
     def check(self, authorization: bytes | None) -> Caller:
         """Return the caller from the header `Authorization`. Raises `AuthenticationError`."""
         return self._keys.check(authorization, self._clock())
+
+    def callers(self) -> "dict[str, Caller]":
+        """As `KeySet.callers`, now."""
+        return self._keys.callers(self._clock())
 
     def _load(self) -> KeySet:
         if self._path is None:

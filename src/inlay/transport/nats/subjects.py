@@ -58,7 +58,7 @@ class Subjects:
         return f"inlay_{self.namespace}_cards"
 
     def deleted(self, kind: str) -> str:
-        """What frontends have deleted of a kind that they keep."""
+        """Names of what frontends have deleted, of a kind that they keep."""
         return f"inlay.{self.namespace}.deleted" + ("" if kind == PROMPTS else f".{kind}")
 
     def kept(self, kind: str) -> str:

@@ -1,0 +1,280 @@
+"""Lines of a batch, answered by the same functions as requests over HTTP, and as background work.
+
+A line is a `Call` of its owner that no connection stands behind. It does not count in the owner's
+rate or running requests, and its bytes count in a budget of batches alone.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
+from inlay.http.app import Handler, Routes
+from inlay.http.asgi import Message
+from inlay.http.bodies.accounting import ByteBudget, RequestMemory, Reservation
+from inlay.http.callers.auth import Caller
+from inlay.http.callers.clients import Client
+from inlay.http.callers.keys import ClientLimits
+from inlay.http.errors import error_json, internal_error
+from inlay.http.openapi import Operation
+from inlay.http.parsed_request import parse_body
+from inlay.http.server import OFFLOAD_BYTES, Call, Server, preparing_for
+from inlay.messages.request import Task
+from inlay_batches.files import Files
+from inlay_batches.lines import LineRequest, Outcome, answered, seed_of, with_seed
+from inlay_batches.records import BatchRecord
+from inlay_batches.work import Check
+
+_log = logging.getLogger(__name__)
+
+ENDPOINTS: dict[str, tuple[Task, ...]] = {
+    "/v1/chat/completions": (Task.GENERATE,),
+    "/v1/completions": (Task.GENERATE,),
+    "/v1/responses": (Task.GENERATE,),
+    "/v1/embeddings": (Task.EMBED,),
+    "/v1/score": (Task.EMBED, Task.SCORE),
+    "/score": (Task.EMBED, Task.SCORE),
+    "/v1/rerank": (Task.EMBED, Task.SCORE),
+    "/rerank": (Task.EMBED, Task.SCORE),
+    "/pooling": (Task.EMBED, Task.SCORE),
+    "/classify": (Task.SCORE,),
+    "/v1/encode": (Task.ENCODE,),
+}
+"""Routes that lines may ask, and the tasks of their models."""
+
+TRIES = 3
+"""Times that a line is sent which fails by the server's doing, and not for lack of room."""
+
+_WAIT_SECONDS = 1.0
+_MOST_SECONDS = 30.0
+_TRY_AGAIN = frozenset({429, 503})
+_HEADERS = {b"content-type": b"application/json"}
+
+
+_HOLD_SECONDS = 600.0
+_LARGE = OFFLOAD_BYTES
+"""Bytes that work is said to be on, so that it is done in a thread."""
+
+
+class _Seed(msgspec.Struct):
+    seed: int | None = None
+
+
+class Endpoint(NamedTuple):
+    """A route that lines ask.
+
+    Attributes:
+        path: of the route.
+        handler: answers.
+        decoder: of its request.
+        seeded: its requests have a seed.
+    """
+
+    path: str
+    handler: Handler
+    decoder: msgspec.json.Decoder[Any]
+    seeded: bool
+
+
+def endpoints_of(routes: Routes) -> dict[str, Endpoint]:
+    """Return the routes of a server that lines may ask, by path."""
+
+    def one(operation: Operation, handler: Handler) -> Endpoint:
+        kind: Any = operation.request
+        decoder = msgspec.json.Decoder(kind)
+        return Endpoint(operation.path, handler, decoder, "seed" in kind.__struct_fields__)
+
+    return {
+        operation.path: one(operation, handler)
+        for operation, handler in routes
+        if operation.method == "POST" and operation.path in ENDPOINTS
+    }
+
+
+class _Answer:
+    """Answer of a handler."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.body = bytearray()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        self.body += message.get("body", b"")
+
+
+def _receiver(body: bytes) -> Callable[[], Any]:
+    """Return what receives a body, and then waits: nobody leaves."""
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if not sent:
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return receive
+
+
+class ServerWork:
+    """`Work` of one batch.
+
+    Args:
+        server: answers.
+        endpoint: that the lines ask.
+        record: of the batch.
+        owner: digest of its tenant.
+        caller_of: returns the tenant's caller, or None where it has no key any more.
+        files: where its outputs go.
+        budget: memory of all lines.
+        max_lines: of a batch.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        endpoint: Endpoint,
+        record: BatchRecord,
+        owner: str,
+        caller_of: Callable[[str], Caller | None],
+        files: Files,
+        budget: ByteBudget,
+        max_lines: int,
+    ) -> None:
+        self._server = server
+        self._endpoint = endpoint
+        self._record = record
+        self._owner = owner
+        self._caller_of = caller_of
+        self._files = files
+        self._budget = budget
+        self._client = Client(server.clients, f"{owner}/batch", ClientLimits())
+        self._held_until = 0.0
+        self.max_lines = max_lines
+        self.max_line_bytes = server.settings.max_body_bytes
+
+    def is_allowed(self) -> bool:
+        """As `Work.is_allowed`."""
+        return self._caller_of(self._owner) is not None
+
+    def check(self, body: bytes) -> str | None:
+        """As `Work.check`."""
+        memory = Reservation(self._budget)
+        memory.client = self._client
+        limits = self._server.limits
+        with memory:
+            parsed = parse_body(
+                body,
+                self._endpoint.decoder,
+                lambda _: (),
+                limits=limits.any,
+                intake=RequestMemory(memory, limits),
+            ).request
+        if getattr(parsed, "stream", None):
+            raise InvalidRequestError("a line of a batch cannot be streamed", param="stream")
+        model: str | None = parsed.model
+        return model
+
+    async def check_model(self, name: str | None) -> None:
+        """As `Work.check_model`."""
+        self._server.model(name, *ENDPOINTS[self._endpoint.path])
+
+    async def answer(self, number: int, request: LineRequest) -> Outcome:
+        """As `Work.answer`."""
+        body = request.body
+        if self._endpoint.seeded:
+            body = self._seeded(request)
+        tries, wait = 0, _WAIT_SECONDS
+        while True:
+            request_id = f"{self._record.id}-{number}"
+            status, text, sent, retry = await self._ask(body, request_id)
+            if status in _TRY_AGAIN and not sent:
+                # No room yet. Others were first, or no worker is there.
+                await asyncio.sleep(retry or wait)
+                wait = min(2 * wait, _MOST_SECONDS)
+                continue
+            tries += 1
+            if (status < 500 and status != 429) or tries >= TRIES:
+                return answered(
+                    self._record.id, number, request.custom_id, status, request_id, text
+                )
+            await asyncio.sleep(_WAIT_SECONDS)
+
+    def _seeded(self, request: LineRequest) -> bytes:
+        seed = msgspec.json.decode(request.body, type=_Seed).seed
+        if seed is not None and seed != -1:
+            return request.body
+        return with_seed(request.body, seed_of(self._record.id, request.custom_id))
+
+    async def _ask(self, body: bytes, request_id: str) -> tuple[int, bytes, bool, float | None]:
+        """Return (status, body, whether a worker had it, `Retry-After`) of the route's answer."""
+        caller = self._caller_of(self._owner)
+        if caller is None:
+            # Its batch is cancelled within seconds.
+            await asyncio.Event().wait()
+            raise AssertionError
+        answer = _Answer()
+        scope = {"type": "http", "method": "POST", "path": self._endpoint.path, "headers": []}
+        reservation = Reservation(self._budget)
+        reservation.client = self._client
+        call = Call(
+            self._server,
+            scope,
+            _receiver(body),
+            answer.send,
+            request_id,
+            reservation,
+            dict(_HEADERS),
+            declared=len(body),
+            route=self._endpoint.path,
+            caller=caller,
+            background=True,
+        )
+        preparing_for.set(reservation)
+        with reservation, call.ending:
+            try:
+                await self._endpoint.handler(call)
+            except InlayError as error:
+                text = error_json(error, call.errors, request_id)
+                return error.status, text, call.sent is not None, error.retry_after
+            except Exception:
+                _log.exception("line %s of a batch failed", request_id)
+                return 500, error_json(internal_error(request_id)), True, None
+        return answer.status, bytes(answer.body), True, None
+
+    async def hold(self, refs: Sequence[str]) -> None:
+        """As `Work.hold`: each is used now, often enough that none expires."""
+        store, caller, now = self._server.store, self._caller_of(self._owner), time.monotonic()
+        if store is None or caller is None or now < self._held_until:
+            return
+        least = _HOLD_SECONDS
+        for ref in refs:
+            # One that is not there is the error of the lines that name it.
+            with suppress(NotFoundError):
+                stored = await store.touch(caller.tenant.id, ref)
+                if stored.expires_at is not None:
+                    least = min(least, (stored.expires_at - time.time()) / 3)
+        self._held_until = now + least
+
+    async def has_room(self, num_bytes: int) -> bool:
+        """As `Work.has_room`."""
+        return await self._files.has_room(self._owner, num_bytes)
+
+    async def in_thread(self, check: Check) -> None:
+        """As `Work.in_thread`."""
+        memory = Reservation(self._budget)
+        memory.client = self._client
+        preparing_for.set(memory)
+        await self._server.run_prepared(_LARGE, check)
+
+    async def publish(self, record: BatchRecord) -> None:
+        """As `Work.publish`."""
+        await self._files.publish(self._owner, record)
