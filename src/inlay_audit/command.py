@@ -1,10 +1,13 @@
 """`inlay embeds audit`: how much known attacks read from rows."""
 
+import hashlib
+import math
 import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -12,12 +15,13 @@ import numpy as np
 from inlay.base import extras
 from inlay.base.errors import InvalidRequestError
 from inlay.cli.command import UsageError
-from inlay.cli.process import Console, waiting
+from inlay.cli.process import EXIT_INTERRUPTED, Console, waiting
 from inlay.client import PromptEmbedder
 from inlay.tensors.hub import local_directory
 from inlay.tensors.weight_files import find_weights
 from inlay_audit.answers import Ask, Diverge
 from inlay_audit.attackers import ALL, NEED_TORCH, NEED_WEIGHTS, spelled_out
+from inlay_audit.document import document
 from inlay_audit.external import CommandTransform, GivenRows, transform_of
 from inlay_audit.prompts import PromptMaker, read_texts, split
 from inlay_audit.report import NOTES, as_data, begun, chart, described, failures, limits
@@ -25,6 +29,7 @@ from inlay_audit.run import Audit, Audited
 from inlay_audit.server_answers import ANSWER_TOKENS, ServerAnswers
 from inlay_audit.settings import AuditSettings
 from inlay_audit.transform import Setting, Transform
+from inlay_audit.verdict import compared
 from inlay_tools.files import read, write_bytes
 
 if TYPE_CHECKING:
@@ -50,6 +55,7 @@ def run(settings: AuditSettings) -> int:
         InvalidRequestError: texts, transforms or attackers are no such thing.
     """
     console = Console(sys.stdout, sys.stderr)
+    earlier = [(path.stem, _report(path)) for path in settings.compare]
     doing, place = "the model's table", ""
 
     def tell(text: str) -> None:
@@ -61,33 +67,61 @@ def run(settings: AuditSettings) -> int:
 
     with waiting(console, progress):
         gate = limits(settings.fail_above)
-        audit, transforms = _prepared(settings, tell)
+        texts = read(settings.texts)
+        audit, transforms = _prepared(settings, texts, tell)
     told = settings.output_format != "json"
     if told:
         console.out(begun(audit) + "\n")
     found: list[Audited] = []
+    interrupted = False
     for number, transform in enumerate(transforms, 1):
         place = f", transform {number} of {len(transforms)}"
-        with waiting(console, progress):
-            found.append(audit.of(transform))
+        try:
+            with waiting(console, progress):
+                found.append(audit.of(transform))
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            # It may have taken minutes: what was found until now is told.
+            interrupted = True
+            break
         # A transform may take minutes: what was found is not kept back until all are done.
         if told:
             console.out("\n".join(["", *described(found[-1])]) + "\n")
+    data = as_data(audit, found) | {"model": settings.model, "complete": not interrupted}
+    beside = compared([*earlier, ("this", data)]) if earlier else []
     if told:
+        console.out("".join(f"{line}\n" for line in ["", *beside] if beside))
         console.out("\n".join(["", *NOTES]) + "\n")
     failed = failures(gate, found)
     if settings.svg is not None:
         write_bytes(chart(found).encode(), settings.svg)
+    if settings.report is not None:
+        digest = hashlib.sha256(texts).hexdigest()
+        write_bytes(document(data, found, settings.model, digest).encode(), settings.report)
     if not told:
-        data = as_data(audit, found) | {"model": settings.model, "failures": failed}
-        console.out(msgspec.json.encode(data).decode() + "\n")
+        console.out(msgspec.json.encode(data | {"failures": failed}).decode() + "\n")
     for line in failed:
         console.line(line)
+    if interrupted:
+        return EXIT_INTERRUPTED
     return _FAILED if failed else 0
 
 
+def _report(path: Path) -> dict[str, Any]:
+    """An earlier report. Raises `FileError`, or `InvalidRequestError` where it is none."""
+    try:
+        found: dict[str, Any] = msgspec.json.decode(read(path))
+        compared([("", found)])
+    except (msgspec.MsgspecError, LookupError, TypeError) as error:
+        raise InvalidRequestError(
+            f"{path} is no report of this command (-o json), or one of an earlier version"
+        ) from error
+    return found
+
+
 def _prepared(
-    settings: AuditSettings, tell: Callable[[str], None]
+    settings: AuditSettings, texts: bytes, tell: Callable[[str], None]
 ) -> tuple[Audit, list[Transform]]:
     """The audit and its transforms; both raise what `run` does."""
     attackers = spelled_out(settings.attackers)
@@ -102,7 +136,7 @@ def _prepared(
     own = bool(settings.rows or settings.transform_command)
     specs = settings.transform or (() if own else _COMPARED)
     maker = PromptMaker(embedder, chat=False if settings.plain else None)
-    prompts = maker.prompts(read_texts(read(settings.texts), str(settings.texts)))
+    prompts = maker.prompts(read_texts(texts, str(settings.texts)))
     given: list[Transform] = [CommandTransform(each) for each in settings.transform_command]
     if settings.rows is not None:
         given.append(GivenRows.of(settings.rows, len(prompts), width))
@@ -112,6 +146,12 @@ def _prepared(
         mine, others = split(len(prompts), settings.seed)
         public = [prompts[index] for index in others]
         prompts = [prompts[index] for index in mine]
+    if settings.most_texts is not None and settings.most_texts < len(prompts):
+        if settings.rows is not None:
+            raise UsageError("--rows are of all texts: leave --most-texts out")
+        rng = np.random.default_rng([settings.seed, 3])
+        kept = np.sort(rng.permutation(len(prompts))[: settings.most_texts])
+        prompts = [prompts[index] for index in kept]
     setting = Setting(table, public, settings.seed, model)
     transforms: list[Transform] = []
     for spec in specs:
@@ -143,6 +183,7 @@ def _prepared(
         tell,
         diverge,
         model if _TORCH else None,
+        math.inf if settings.budget is None else settings.budget,
     )
     return audit, transforms
 

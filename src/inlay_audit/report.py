@@ -8,6 +8,8 @@ from inlay.base.errors import InvalidRequestError
 from inlay_audit.interval import Share
 from inlay_audit.run import Audit, Audited
 from inlay_audit.score import METRICS
+from inlay_audit.transform import natural_level
+from inlay_audit.verdict import verdict
 
 _SHOWN = 90
 """Characters of a sample."""
@@ -19,16 +21,18 @@ NOTES = (
 
 
 def begun(audit: Audit) -> str:
-    """The line that is above all transforms, for people."""
+    """The lines that are above all transforms, for people."""
+    words, width = audit.table.shape
     return (
         f"{len(audit.prompts)} texts were read, {len(audit.public)} are known to attackers; "
-        "percent [95 % interval]"
+        f"percent [95 % interval]\n{words} tokens, {width} wide: noise:1x is noise:"
+        f"{natural_level(audit.table):.2f}; around it the nearest token begins to fail"
     )
 
 
 def described(each: Audited) -> Iterator[str]:
     """Lines about a transform, for people."""
-    yield f"transform {each.transform}"
+    yield verdict(each).line()
     width = max(len(read.attacker) for read in each.reads)
     yield f"  {'':<{width}}  needs  " + "".join(f"{name:>10}" for name in METRICS)
     for read in each.reads:
@@ -51,6 +55,8 @@ def described(each: Audited) -> Iterator[str]:
             yield f"  answers diverge by {each.answers.divergence:.2f} nats a token"
     if each.unanswered is not None:
         yield f"  answers: none: {each.unanswered}"
+    if each.not_run:
+        yield f"  not run for --budget: {', '.join(each.not_run)}"
     for name, why in each.left_out.items():
         yield f"  {name} is not applicable: {why}"
     for sample in each.samples:
@@ -65,6 +71,11 @@ def as_data(audit: Audit, found: Sequence[Audited]) -> dict[str, Any]:
         "public_texts": len(audit.public),
         "resends": audit.resends,
         "seed": audit.seed,
+        "table": {
+            "rows": len(audit.table),
+            "width": audit.table.shape[1],
+            "natural_level": natural_level(audit.table),
+        },
         "notes": NOTES,
         "transforms": [_transform(each) for each in found],
     }
@@ -118,6 +129,7 @@ def failures(gate: dict[str, float], found: Sequence[Audited]) -> list[str]:
 def _transform(each: Audited) -> dict[str, Any]:
     return {
         "transform": each.transform,
+        "verdict": verdict(each).as_json(),
         "attackers": [
             {
                 "attacker": read.attacker,
@@ -129,6 +141,7 @@ def _transform(each: Audited) -> dict[str, Any]:
             for read in each.reads
         ],
         "not_applicable": each.left_out,
+        "not_run": each.not_run,
         **{
             name: {
                 metric: {"attacker": one.attacker, **one.share.as_json()}

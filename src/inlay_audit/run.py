@@ -1,5 +1,6 @@
 """An audit: every transform against every attacker."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class Audited:
         transform: its name.
         reads: of each attacker, the prior first.
         left_out: attackers that do not apply, and why.
+        not_run: attackers that the time did not suffice for.
         worst: by metric, of all attackers; metrics with nothing to read are left out.
         worst_unpaired: the same for attackers that need no pairs.
         answers: to the same rows; None where they were not asked for, or `unanswered` says why.
@@ -90,6 +92,7 @@ class Audited:
     transform: str
     reads: tuple[Read, ...]
     left_out: dict[str, str]
+    not_run: tuple[str, ...]
     worst: dict[str, Worst]
     worst_unpaired: dict[str, Worst]
     answers: Answers | None
@@ -124,6 +127,7 @@ class Audit:
         tell: is told what goes on.
         diverge: compares distributions of answers; None: they are not.
         model: loads the whole model, for attackers that have it; None without torch.
+        budget: seconds for a transform, after which no further attacker begins.
 
     Raises:
         InvalidRequestError: too few texts.
@@ -141,6 +145,7 @@ class Audit:
     tell: Callable[[str], None] = lambda text: None
     diverge: Diverge | None = None
     model: "Callable[[], LanguageModel] | None" = None
+    budget: float = math.inf
 
     def __post_init__(self) -> None:
         if len(self.prompts) < LEAST_TEXTS or len(self.public) < LEAST_PUBLIC:
@@ -169,11 +174,17 @@ class Audit:
             self.model,
         )
         seen = self._seen(known)
-        tried = []
-        left_out = {}
+        tried: list[_Tried] = []
+        left_out: dict[str, str] = {}
+        not_run: list[str] = []
+        until = time.perf_counter() + self.budget
         for attacker in chosen(self.attackers):
             self.tell(f"{transform.name}: {attacker.name}")
             began = time.perf_counter()
+            # The prior is always there, and one attacker beside it.
+            if began > until and len(tried) > 1:
+                not_run.append(attacker.name)
+                continue
             try:
                 attacker.fit(known)
                 guesses = list(attacker.guess(Sent(sent[0], sent[1:])))
@@ -190,7 +201,7 @@ class Audit:
                 answers = self._answers(self.ask, transform, sent[0])
             except InvalidRequestError as error:
                 unanswered = error.message
-        return self._audited(transform, tried, left_out, answers, unanswered)
+        return self._audited(transform, tried, left_out, not_run, answers, unanswered)
 
     def _answers(self, ask: Ask, transform: Transform, sent: Sequence[Floats]) -> Answers:
         served = [each for rows in sent if (each := transform.served(rows)) is not None]
@@ -215,6 +226,7 @@ class Audit:
         transform: Transform,
         tried: Sequence[_Tried],
         left_out: dict[str, str],
+        not_run: Sequence[str],
         answers: Answers | None,
         unanswered: str | None,
     ) -> Audited:
@@ -246,6 +258,7 @@ class Audit:
             transform.name,
             reads,
             left_out,
+            tuple(not_run),
             _worst(names, wide),
             _worst([names[index] for index in unpaired], [wide[index] for index in unpaired]),
             answers,

@@ -22,7 +22,8 @@ class AuditSettings(BaseModel, frozen=True, defer_build=True):
     """A text is a whole prompt, not a user's message in the model's chat template."""
     transform: list[str] = Field(default=[], title="Attack")
     """Transforms of the table's rows before they are sent, each audited: none, noise:LEVEL (in
-    units of the median norm), shuffle, permute, rotate, permute:folded, rotate:folded,
+    units of the median norm; noise:1.5x: in the unit that the report names, which compares across
+    models), shuffle, permute, rotate, permute:folded, rotate:folded,
     project:WIDTH, drop:SHARE, hidden:LAYER, learned, or MODULE:FUNCTION of Python. none,
     noise:1, noise:4, rotate and shuffle unless set."""
     transform_command: list[str] = Field(default=[], title="Attack")
@@ -37,6 +38,12 @@ class AuditSettings(BaseModel, frozen=True, defer_build=True):
     fast is all but those with torch. Guesses without the rows are always beside them."""
     resends: int = Field(default=8, ge=1, le=64, title="Attack")
     """Times that a text is sent, as chats send their history: new noise averages out."""
+    budget: float | None = Field(default=None, gt=0, title="Attack")
+    """Seconds for a transform: no further attacker begins after them, and the verdict names those
+    that did not run. The cheap ones come first. All run unless set."""
+    most_texts: int | None = Field(default=None, ge=20, title="Texts")
+    """Texts that are read at most, by chance; intervals get wider. Time grows with texts times
+    vocabulary times width: a minute and more for each attacker and 150 texts at 262,144 tokens."""
     seed: int = Field(default=0, ge=0, title="Attack")
     """Seed of keys and noise."""
     answers: bool = Field(default=False, title="Answers")
@@ -52,6 +59,11 @@ class AuditSettings(BaseModel, frozen=True, defer_build=True):
     fail_above: list[str] = Field(default=[], title="Report")
     """Exit with status 1 where the upper limit of the worst case is above a share: METRIC=SHARE,
     with a metric of tokens, any-order, names, others, unseen, exact."""
+    compare: list[Path] = Field(default=[], title="Report")
+    """Earlier reports (-o json), of this model or of others, to show beside this one."""
+    report: Path | None = Field(default=None, title="Report")
+    """Write a report that can be kept, one HTML file: verdicts, who knew what, figures, and what is
+    not covered. It holds no text of --texts."""
     svg: Path | None = Field(default=None, title="Report")
     """Write the shares as a picture (SVG) too."""
     output_format: Literal["text", "json"] = Field(default="text", title="Report")

@@ -107,7 +107,7 @@ def named(spec: str, setting: Setting) -> Transform:
         case "none":
             return RowTransform(spec, lambda rows, prompt, rng: rows)
         case "noise":
-            return RowTransform(spec, _noise(_number(spec, number, 0, 1000)))
+            return RowTransform(spec, _noise(_level(spec, number, setting.table)))
         case "shuffle":
             return RowTransform(spec, _shuffle)
         case "permute" | "rotate":
@@ -184,6 +184,23 @@ def checked(
             )
         found.append(array)
     return found
+
+
+def natural_level(table: Floats) -> float:
+    """Level of noise at which the likeliest wrong token of a table draws level with the right one.
+
+    Rows of width h with noise of level L, in units of their norm, move by L / sqrt(h) in any one
+    direction; V other tokens, most of them sqrt(2) norms away, try: sqrt(h) / (2 sqrt(ln V)).
+    Levels in this unit compare across models.
+    """
+    words, width = table.shape
+    return float(np.sqrt(width) / (2 * np.sqrt(np.log(words))))
+
+
+def _level(spec: str, number: str, table: Floats) -> float:
+    if number.endswith("x"):
+        return _number(spec, number.removesuffix("x"), 0, 1000) * natural_level(table)
+    return _number(spec, number, 0, 1000)
 
 
 def _noise(level: float) -> OnRows:

@@ -17,7 +17,8 @@ from inlay_audit.prompts import AuditPrompt, Floats, Ids, Span, Template
 from inlay_audit.report import failures
 from inlay_audit.run import Audit, Audited
 from inlay_audit.score import METRICS, counts_of
-from inlay_audit.transform import Setting, named
+from inlay_audit.transform import Setting, named, natural_level
+from inlay_audit.verdict import Verdict, verdict
 
 WORDS, WIDTH = 300, 32
 TABLE: Floats = np.random.default_rng(0).normal(0, 0.3, (WORDS, WIDTH)).astype(np.float32)
@@ -272,3 +273,52 @@ def test_what_public_text_lacks_is_read_as_well_as_by_the_nearest_token(level: f
     assert shares[2] > shares[0] - 0.02
     if level >= 2:
         assert shares[1] > shares[0]
+
+
+def test_equal_rows_of_all_prompts_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [TABLE[prompt.ids] for prompt in made(30, 1)]
+    looked: list[int] = []
+    alone = nearest.nearest_ids
+
+    def counting(rows: Floats, points: Floats) -> Ids:
+        looked.append(len(rows))
+        return alone(rows, points)
+
+    monkeypatch.setattr(nearest, "nearest_ids", counting)
+    found = nearest.nearest_of_each(prompts, TABLE)
+    assert [mine.tolist() for mine in found] == [alone(rows, TABLE).tolist() for rows in prompts]
+    assert looked == [len(np.unique(np.concatenate([prompt.ids for prompt in made(30, 1)])))]
+
+
+def test_levels_of_noise_compare_across_models() -> None:
+    assert natural_level(np.zeros((262_144, 640), np.float32)) == pytest.approx(3.58, abs=0.01)
+    assert natural_level(np.zeros((151_936, 1_536), np.float32)) == pytest.approx(5.67, abs=0.01)
+    level = 0.5 * natural_level(TABLE)
+    (prompt,) = made(1, 1)
+    one, other = (
+        named(spec, SETTING).send([prompt], [TABLE[prompt.ids]], np.random.default_rng(1))[0]
+        for spec in ("noise:0.5x", f"noise:{level}")
+    )
+    assert np.array_equal(one, other)
+
+
+def test_a_verdict_says_what_it_took_and_what_was_not_tried() -> None:
+    def judged(spec: str, *attackers: str, budget: float = np.inf) -> Verdict:
+        audit = Audit(
+            made(200, 1), made(200, 2), TABLE, TEMPLATE, str, attackers, budget=budget
+        )  # fmt: skip
+        return verdict(audit.of(named(spec, SETTING)))
+
+    clean = judged("none", "nearest", "least-squares")
+    assert (clean.word, clean.attacker, clean.knows) == ("READ", "nearest", "table")
+    assert clean.line().startswith("none: READ. 100 % of tokens [97, 100] by nearest, which knows")
+    turned = judged("project:20", "nearest", "least-squares")
+    assert (turned.word, turned.attacker) == ("READ WITH PAIRS", "least-squares")
+    hidden = judged("noise:100", "nearest", "least-squares", "bigram")
+    assert hidden.word == "NOT READ BY THESE"
+    assert hidden.not_run == ()
+    # What needs pairs would read it: that it did not run is part of the verdict.
+    hurried = judged("rotate", "nearest", "least-squares", "procrustes", budget=1e-9)
+    assert hurried.word != "READ WITH PAIRS"
+    assert hurried.not_run == ("least-squares", "procrustes")
+    assert hurried.line().endswith(" Not run: least-squares, procrustes.")

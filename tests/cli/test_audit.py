@@ -1,5 +1,6 @@
 """`inlay embeds audit`: texts of the demo, the gate, and input that makes no sense."""
 
+import hashlib
 import json
 import shlex
 import sys
@@ -16,6 +17,8 @@ from inlay import demo
 from inlay.cli import main
 from inlay.client import PromptEmbedder
 from inlay_audit.attackers import ALL, NEED_TORCH
+from inlay_audit.run import Audit, Audited
+from inlay_audit.transform import Transform
 from tests.serving import Served, free_port, serving
 
 
@@ -55,7 +58,7 @@ def test_the_gate_fails_where_more_can_be_read_and_says_what(
 ) -> None:
     assert audit(texts, *FAST, "--fail-above", "names=0.05") == 1
     said = capsys.readouterr()
-    assert "transform rotate" in said.out
+    assert "\nrotate: READ. " in said.out
     assert (
         "rotate: names: up to 100.0 % can be read (most by signature), allowed: 5.0 %" in said.err
     )
@@ -332,3 +335,48 @@ def test_a_server_that_is_not_there_is_named(
     assert f"{url} cannot be reached" in said.err
     # Before any attacker was tried.
     assert said.out == ""
+
+
+def test_reports_are_compared_and_kept(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, kept = tmp_path / "before.json", tmp_path / "kept.html"
+    assert audit(texts, *FAST[:4], "--transform", "none", "rotate", "-o", "json") == 0
+    before.write_text(capsys.readouterr().out, encoding="utf-8")
+    words = ("--transform", "none", "--most-texts", "20", "--compare", before, "--report", kept)
+    assert audit(texts, *FAST[:4], *map(str, words)) == 0
+    said = capsys.readouterr().out
+    assert "20 texts were read" in said
+    table = said[said.index("\ntransform  report") :].splitlines()[2:5]
+    assert [line.split()[:3] for line in table] == [
+        ["none", "before", "READ"],
+        ["none", "this", "READ"],
+        ["rotate", "before", "READ"],
+    ]
+    page = kept.read_text(encoding="utf-8")
+    assert "none: READ. 100 % of tokens" in page
+    assert hashlib.sha256(texts.read_bytes()).hexdigest() in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    # It may be handed on: no text is in it.
+    secret = [json.loads(line)["text"] for line in texts.read_text(encoding="utf-8").splitlines()]
+    assert not any(text in page for text in secret)
+    kept.write_text("{}", encoding="utf-8")
+    assert audit(texts, "--compare", str(kept)) == 1
+    assert "is no report of this command" in capsys.readouterr().err
+
+
+def test_what_was_found_is_told_where_it_is_interrupted(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Audit.of
+
+    def of(self: Audit, transform: Transform) -> Audited:
+        if transform.name == "rotate":
+            raise KeyboardInterrupt
+        return whole(self, transform)
+
+    monkeypatch.setattr(Audit, "of", of)
+    assert audit(texts, *FAST[:4], "--transform", "none", "rotate", "-o", "json") == 130
+    said = json.loads(capsys.readouterr().out)
+    assert not said["complete"]
+    assert [each["transform"] for each in said["transforms"]] == ["none"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent
-from inlay_audit.attackers.nearest import Doubles, nearest_ids, whitener
+from inlay_audit.attackers.nearest import Doubles, nearest_of_each, whitener
 from inlay_audit.prompts import Floats, Ids
 
 _AT_A_TIME = 8192
@@ -50,8 +50,8 @@ class Signature:
         found = []
         for rows in sent.rows:
             around = np.concatenate([rows[: self._before], rows[len(rows) - self._after :]])
-            found.append(nearest_ids(self._centred(_figures(rows, around)), self._figures))
-        return found
+            found.append(self._centred(_figures(rows, around)))
+        return nearest_of_each(found, self._figures)
 
 
 class SortedValues:
@@ -67,7 +67,7 @@ class SortedValues:
 
     def guess(self, sent: Sent) -> Sequence[Ids]:
         """The token with the nearest values."""
-        return [nearest_ids(np.sort(np.abs(rows), axis=1), self._table) for rows in sent.rows]
+        return nearest_of_each([np.sort(np.abs(rows), axis=1) for rows in sent.rows], self._table)
 
 
 def _figures(rows: Floats, around: Floats) -> Doubles:

@@ -17,21 +17,42 @@ CHUNK = 1 << 24
 """Elements of a matrix of distances at most: 64 MB."""
 
 
-def scores(rows: Values, points: Values) -> Values:
-    """Negative half squared distances (n, v) of (n, h) to (v, h), but for a constant of a row."""
+def scores(rows: Values, points: Values, halves: Values | None = None) -> Values:
+    """Negative half squared distances (n, v) of (n, h) to (v, h), but for a constant of a row.
+
+    `halves` are half the points' squared norms, (v,), where they are known.
+    """
     found: Values = rows @ points.T
-    found -= 0.5 * np.einsum("vh,vh->v", points, points)[None, :]
+    found -= (_halves(points) if halves is None else halves)[None, :]
+    return found
+
+
+def _halves(points: Values) -> Values:
+    found: Values = 0.5 * np.einsum("vh,vh->v", points, points)
     return found
 
 
 def nearest_ids(rows: Values, points: Values) -> Ids:
     """Index of the nearest of `points` for each of `rows`; memory is bounded by `CHUNK`."""
     step = max(1, CHUNK // max(len(points), 1))
+    halves = _halves(points)
     found = [
-        scores(rows[start : start + step], points).argmax(axis=1)
+        scores(rows[start : start + step], points, halves).argmax(axis=1)
         for start in range(0, len(rows), step)
     ]
     return np.concatenate(found).astype(np.int64) if found else np.zeros(0, np.int64)
+
+
+def nearest_of_each(prompts: Sequence[Values], points: Values) -> list[Ids]:
+    """`nearest_ids` of the rows of each prompt, of all of them together and of equal rows once.
+
+    One pass over a large table costs as much for a few rows as for many.
+    """
+    rows = np.ascontiguousarray(np.concatenate(prompts))
+    whole = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
+    _, first, back = np.unique(whole, return_index=True, return_inverse=True)
+    ends = np.cumsum([len(each) for each in prompts])[:-1]
+    return np.split(nearest_ids(rows[first], points)[back], ends)
 
 
 class Nearest:
@@ -47,7 +68,7 @@ class Nearest:
 
     def guess(self, sent: Sent) -> Sequence[Ids]:
         """The nearest token of each row."""
-        return [nearest_ids(rows, self._table) for rows in sent.rows]
+        return nearest_of_each(sent.rows, self._table)
 
 
 class WhitenedNearest:
@@ -73,7 +94,7 @@ class WhitenedNearest:
 
     def guess(self, sent: Sent) -> Sequence[Ids]:
         """The token whose distance the noise explains best."""
-        return [nearest_ids(rows @ self._white, self._table) for rows in sent.rows]
+        return nearest_of_each([rows @ self._white for rows in sent.rows], self._table)
 
 
 def whitener(noise: Doubles, floor: float) -> Floats:

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent
-from inlay_audit.attackers.nearest import CHUNK, Doubles, nearest_ids, scores, whitener
+from inlay_audit.attackers.nearest import (
+    CHUNK,
+    Doubles,
+    nearest_ids,
+    nearest_of_each,
+    scores,
+    whitener,
+)
 from inlay_audit.prompts import Floats, Ids
 
 _PENALTIES = (1e-4, 1e-2, 1.0, 100.0)
@@ -28,7 +35,7 @@ class Codebook:
 
     def guess(self, sent: Sent) -> Sequence[Ids]:
         """The token with the nearest mean."""
-        return [self._ids[nearest_ids(rows, self._means)] for rows in sent.rows]
+        return [self._ids[places] for places in nearest_of_each(sent.rows, self._means)]
 
 
 class Procrustes:
@@ -47,7 +54,7 @@ class Procrustes:
 
     def guess(self, sent: Sent) -> Sequence[Ids]:
         """The nearest token after the rotation was taken back."""
-        return [nearest_ids(rows @ self._back, self._table) for rows in sent.rows]
+        return nearest_of_each([rows @ self._back for rows in sent.rows], self._table)
 
 
 class Ridge:
@@ -74,9 +81,8 @@ class Ridge:
 
     def guess(self, sent: Sent) -> Sequence[Ids]:
         """The token nearest to the mapped row."""
-        return [
-            nearest_ids(rows @ self._map[:-1] + self._map[-1], self._table) for rows in sent.rows
-        ]
+        mapped = [rows @ self._map[:-1] + self._map[-1] for rows in sent.rows]
+        return nearest_of_each(mapped, self._table)
 
 
 class Emission:
@@ -166,9 +172,10 @@ class Emission:
             likely.append(some - some.max(axis=1, keepdims=True))
         return np.concatenate(ids), np.concatenate(likely)
 
-    def best(self, rows: Floats) -> Ids:
-        """The most likely token of each row."""
-        return nearest_ids((rows - self._offset) @ self._white, self.points)
+    def best(self, prompts: Sequence[Floats]) -> list[Ids]:
+        """The most likely token of each row of prompts."""
+        white = [(rows - self._offset) @ self._white for rows in prompts]
+        return nearest_of_each(white, self.points)
 
 
 class LeastSquares:
@@ -184,7 +191,7 @@ class LeastSquares:
 
     def guess(self, sent: Sent) -> Sequence[Ids]:
         """The most likely token of each row."""
-        return [self._emission.best(rows) for rows in sent.rows]
+        return self._emission.best(sent.rows)
 
 
 def _surprise_of_map(inputs: Doubles, rows: Floats, floor: float) -> float:
