@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import inlay
 from inlay.api.answer_fields import ANSWER_FIELDS
@@ -36,10 +37,7 @@ def reference() -> str:
     for operation in operations:
         if isinstance(operation.request, type):
             paths.setdefault(operation.request.__name__, []).append(operation.path)
-    fields = {
-        name: {field: _cell(one["description"]) for field, one in types[name]["properties"].items()}
-        for name in paths
-    }
+    fields = {name: dict(_described(types[name]["properties"], types)) for name in paths}
     uses = Counter(pair for of_type in fields.values() for pair in of_type.items())
     shared: dict[str, str] = {}
     for (field, said), count in uses.most_common():
@@ -52,6 +50,22 @@ def reference() -> str:
         lines += _fields(fields[name], where, types[name].get("required", ()), shared)
     lines += _refusals(fields, paths)
     return "\n".join(lines) + "\n"
+
+
+def _described(
+    properties: Mapping[str, Any], types: Mapping[str, Any], within: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Names and descriptions; of a field that is one object, also those of its fields."""
+    for field, one in properties.items():
+        choices = one.get("anyOf", [one])
+        words = [word for choice in choices for word in choice.get("enum", ())]
+        said = _cell(one["description"])
+        if any(f'"{word}"' not in said for word in words):
+            said += f" One of {', '.join(words)}."
+        yield f"{within}{field}", said
+        inner = [types[each["$ref"].rpartition("/")[2]] for each in choices if "$ref" in each]
+        if len(inner) == 1 and len(choices) == 2:
+            yield from _described(inner[0]["properties"], types, f"{within}{field}.")
 
 
 def _routes(operations: Iterable[Operation]) -> Iterator[str]:
