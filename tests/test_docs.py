@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from inlay.cli.command import Command
 from inlay.cli.commands import commands, known_variables
 from inlay.cli.reading import parse, read
 from tests.serving import Served, serving
@@ -87,24 +88,38 @@ def test_a_page_and_its_paragraphs_have_no_more_words_than_allowed(page: Path) -
 
 
 def shown_commands(page: Path) -> list[str]:
-    """Commands of inlay in blocks that are indented by four spaces, lines joined, without comments."""
+    """Commands of inlay in blocks; lines joined, without what a pipe gives or takes."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    found = re.findall(r"^    (?:\.venv/bin/)?inlay (\S.*)$", text, re.M)
-    return [line for line in found if not line.startswith("0.")]
+    lines = re.findall(r"^    (?:\$ )?(?:\.venv/bin/)?(inlay .*)$", text, re.M)
+    return [re.split(r" [|<] ", line)[0] for line in lines if not line.startswith("inlay 0.")]
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *FIRST_HOURS], ids=named)
-def test_every_command_of_a_first_page_is_one_inlay_takes(page: Path) -> None:
+def command_of(words: list[str]) -> Command:
+    found = [one for one in commands() if one.name in (words[1], " ".join(words[1:3]))]
+    return max(found, key=lambda one: len(one.name))
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_every_command_that_a_page_shows_is_one_inlay_takes(page: Path) -> None:
     for line in shown_commands(page):
         words = shlex.split(line, comments=True)
-        command = next(
-            each
-            for length in (2, 1)
-            for each in commands()
-            if each.name == " ".join(words[:length])
-        )
-        parsed = parse(command, words[len(command.name.split()) :])
-        read(command, parsed, {}, known_variables())
+        if len(words) == 1 or words[1].startswith("-"):
+            continue
+        command = command_of(words)
+        parsed = parse(command, words[1 + len(command.name.split()) :])
+        if not parsed.help:
+            read(command, parsed, {}, known_variables())
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_every_flag_of_a_command_in_the_text_is_one_it_has(page: Path) -> None:
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    for line in re.findall(r"`(inlay [a-z][^`]*--[^`]*)`", text):
+        words = re.split(r"[ =]", line.split(" -- ")[0])
+        command = command_of(words)
+        has = {option.key for option in command.options.flags} | {"extensions", "help", "config"}
+        named_here = {word.removeprefix("--") for word in words if word.startswith("--")}
+        assert {name.removeprefix("no-") for name in named_here} <= has, line
 
 
 @cache
