@@ -37,7 +37,7 @@ async def main() -> None:
     assert isinstance(read_settings, FleetFrontendSettings)
     settings = read_settings.fleet
     tls = settings.tls()
-    more = settings.credentials() | ({} if tls is None else {"tls": tls})
+    more = settings.login() | ({} if tls is None else {"tls": tls})
     client = await nats.connect(settings.urls, name="stored-prompts", **more)
     try:
         if sys.argv[1] == "backup":

@@ -33,7 +33,7 @@ _ENV: dict[str, Any] = {
         "required": ["name"],
         "properties": {
             # The chart's own and inlay's come from elsewhere: two of a name would hide one.
-            "name": {"type": "string", "not": {"pattern": "^(INLAY_.*|NATS_PASSWORD|POD_IP)$"}},
+            "name": {"type": "string", "not": {"pattern": "^(INLAY_.*|POD_IP)$"}},
             "value": {"type": "string"},
             "valueFrom": {"type": "object"},
         },
@@ -116,6 +116,7 @@ _MADE_BY_THE_CHART = {
     "worker": {"model", "transport-port", "transport-bind", "transport-dial", "engine-arguments"},
     "both": {"namespace", "nats", "nats-wait", "secret-file", "transport-host", "log-format"}
     | {"nats-replicas", "nats-creds", "nats-nkey-seed", "drain-timeout", "otlp-traces-endpoint"}
+    | {"nats-user", "nats-password-file"}
     | {"nats-tls-ca", "nats-tls-cert", "nats-tls-key", "data-parallel-size", "data-parallel-rank"},
 }
 """Options that have a value of the chart's own, which computes other things from them too."""

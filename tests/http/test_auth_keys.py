@@ -200,19 +200,19 @@ async def test_a_changed_file_is_read_again_and_a_broken_one_leaves_the_old_keys
     path = written(tmp_path / "keys.yaml", "- {name: a, key: one}")
     keys = keys_of(api_key_file=path)
     written(path, "- {name: a, key: new}")
-    await keys.reload()
+    await keys.files.reload()
     assert caller(keys, "new").tenant.id == "a"
     with pytest.raises(AuthenticationError):
         caller(keys, "one")
     for broken in ("- {name: a, key: third, rat: 5}", "[]"):
         written(path, broken)
         caplog.clear()
-        await keys.reload()
+        await keys.files.reload()
         assert caller(keys, "new").tenant.id == "a"
         assert [record.levelname for record in caplog.records] == ["ERROR"]
         assert "were not reloaded" in caplog.text
     path.unlink()
-    await keys.reload()
+    await keys.files.reload()
     assert caller(keys, "new").tenant.id == "a"
 
 

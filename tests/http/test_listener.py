@@ -43,7 +43,7 @@ class _Served:
         self.listener = Listener(
             listening,
             lambda: _Recorder(self.addresses, self.data, self._changed),
-            None,
+            lambda: None,
             backlog=256,
         )
 

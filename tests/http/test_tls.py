@@ -1,6 +1,5 @@
 """HTTPS with real certificates."""
 
-import logging
 import os
 import signal
 import ssl
@@ -19,6 +18,7 @@ from inlay.http.tls import Tls, expiry
 from tests.certificates import Pair, certificate
 from tests.live import Fleet, until
 from tests.models import tiny
+from tests.parts import running
 from tests.serving import free_port
 
 
@@ -135,23 +135,67 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def answers(trusted: Path, url: str) -> bool:
+def answers(trusted: Path, url: str, pair: Pair | None = None) -> bool:
     """Return True if a server answers with the certificate `trusted`."""
     try:
-        with client(trusted) as trusting:
+        with client(trusted, pair) as trusting:
             return trusting.get(url + "/ready").status_code == 200
     except (httpx.TransportError, ssl.SSLError):
         return False
 
 
-def test_a_broken_certificate_leaves_the_old_one(
-    server_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_broken_certificate_leaves_the_old_one_and_is_counted(
+    server_pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     tls = Tls(FrontendSettings(ssl_certfile=server_pair[0], ssl_keyfile=server_pair[1]))
+    old = tls.context
     server_pair[1].write_text("no key")
-    with caplog.at_level(logging.INFO):
-        tls.reload()
-    assert "was not reloaded" in caplog.text
+    await tls.files.reload()
+    assert "were not reloaded" in caplog.text
+    assert tls.context is old
+    assert (tls.files.failures, tls.files.failing) == (1, True)
+
+
+@pytest.mark.slow
+def test_new_certificates_authorities_and_keys_are_used_without_a_signal(
+    server_pair: Pair, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("- {name: a, key: one}")
+    keys.chmod(0o600)
+    ours, others = certificate(tmp_path, "ours"), certificate(tmp_path, "others")
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_bytes(ours[0].read_bytes())
+    port = free_port()
+    words = (
+        *(tiny("llama"), "--engine", "echo", "--port", port, "--api-key-file", keys),
+        *("--ssl-certfile", server_pair[0], "--ssl-keyfile", server_pair[1]),
+        *("--ssl-ca-certs", authorities, "--ssl-cert-reqs", 2),
+    )
+    with running("serve", *words, until="serving "):
+        url = f"https://localhost:{port}"
+        until(lambda: answers(server_pair[0], url, ours))
+        assert not answers(server_pair[0], url, others)
+        fresh = certificate(tmp_path, "fresh")
+        for old, new in zip(server_pair, fresh, strict=True):
+            old.write_bytes(new.read_bytes())
+        keys.write_text("- {name: a, key: two}")
+        authorities.write_bytes(others[0].read_bytes())
+        until(lambda: answers(fresh[0], url, others))
+        assert not answers(fresh[0], url, ours)
+        with client(fresh[0], others) as trusting:
+
+            def status(key: str) -> int:
+                return trusting.get(url + "/v1/models", headers=bearer(key)).status_code
+
+            until(lambda: status("two") == 200)
+            assert status("one") == 401
+            server_pair[1].write_text("no key")
+            until(lambda: 'reload_failing{files="certificates"} 1.0' in shown(trusting, url))
+
+
+def shown(trusting: httpx.Client, url: str) -> str:
+    return trusting.get(url + "/metrics").text
 
 
 @pytest.mark.slow

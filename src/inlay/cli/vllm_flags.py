@@ -111,7 +111,7 @@ INSTEAD: Mapping[str, str] = {
     "--enable-request-id-headers": _ALWAYS,
     "--enable-scale-out": _NONE + "; a fleet is `inlay worker` and `inlay frontend`",
     "--enable-server-load-tracking": _ALWAYS,
-    "--enable-ssl-refresh": "send SIGHUP: certificates are read again",
+    "--enable-ssl-refresh": "certificates are read again whenever they change",
     "--exclude-tools-when-tool-choice-none": _NONE,
     "--fingerprint-mode": _NONE,
     "--fingerprint-value": _NONE,

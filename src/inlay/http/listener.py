@@ -37,7 +37,7 @@ class Listener:
     Args:
         listening: a bound socket; its owner closes it after this.
         make_protocol: makes the protocol of a connection.
-        context: for TLS, or None.
+        context: returns the context for TLS of a new connection, or None.
         backlog: connections that may wait to be accepted.
     """
 
@@ -45,7 +45,7 @@ class Listener:
         self,
         listening: socket,
         make_protocol: Callable[[], asyncio.Protocol],
-        context: ssl.SSLContext | None,
+        context: Callable[[], ssl.SSLContext | None],
         backlog: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -126,7 +126,7 @@ class Listener:
     async def _connect(self, connection: socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                self._make_protocol, connection, ssl=self._context
+                self._make_protocol, connection, ssl=self._context()
             )
         except OSError as error:
             # A peer that left, or whose TLS handshake failed, concerns nobody else.

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from socket import socket
@@ -22,9 +23,11 @@ from inlay.http.bounded_http import BoundedHttp
 from inlay.http.callers.auth import ADMIN_PORT
 from inlay.http.callers.keys import read_keys
 from inlay.http.listener import Listener
+from inlay.http.metrics.collectors import file_metrics
 from inlay.http.references import sweep
 from inlay.http.settings import FrontendSettings
 from inlay.http.tls import Tls
+from inlay.http.watched import WatchedFiles
 from inlay.render.template import read_template
 
 _log = logging.getLogger(__name__)
@@ -51,12 +54,19 @@ The rest is for sending their last events.
 class _Listening(uvicorn.Server):
     """uvicorn's server with a `Listener` for each socket."""
 
+    def __init__(self, config: uvicorn.Config, tls: Tls | None) -> None:
+        super().__init__(config)
+        self._tls = tls
+
+    def _context(self) -> ssl.SSLContext | None:
+        return None if self._tls is None else self._tls.context
+
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Begin to listen."""
         config = self.config
         make_protocol = partial(BoundedHttp, config, self.server_state, self.lifespan.state)
         self.servers: list[Listener] = [  # type: ignore[assignment]
-            Listener(each, make_protocol, config.ssl, config.backlog) for each in sockets or ()
+            Listener(each, make_protocol, self._context, config.backlog) for each in sockets or ()
         ]
         self.started = True
 
@@ -72,10 +82,9 @@ class _Draining(_Listening):
         tls: Tls | None,
         on_stopping: Callable[[int], None] | None,
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, tls)
         self._on_stopping = on_stopping
-        self._tls = tls
-        self._reloading: asyncio.Task[None] | None = None
+        self._reloading: set[asyncio.Task[None]] = set()
         self._app = app
         self._drain_timeout = drain_timeout
 
@@ -87,7 +96,7 @@ class _Draining(_Listening):
         """
         loop = asyncio.get_running_loop()
         # Without files to reload, SIGHUP keeps its default: it ends the process.
-        reload = _HANGUP if self._tls is not None or self._app.server.keys.reloadable else None
+        reload = _HANGUP if any(files.paths for files in self._files) else None
         try:
             for number in _SIGNALS:
                 loop.add_signal_handler(number, self.stop)
@@ -106,9 +115,14 @@ class _Draining(_Listening):
 
     def reload(self) -> None:
         """Read keys and certificate again."""
-        self._reloading = asyncio.create_task(self._app.server.keys.reload())
-        if self._tls is not None:
-            self._tls.reload()
+        for files in self._files:
+            task = asyncio.create_task(files.reload())
+            self._reloading.add(task)
+            task.add_done_callback(self._reloading.discard)
+
+    @property
+    def _files(self) -> Sequence[WatchedFiles]:
+        return watched(self._app, self._tls)
 
     def stop(self) -> None:
         """Stop accepting and drain; called again, end at once."""
@@ -163,6 +177,11 @@ def _config(app: ASGI, settings: FrontendSettings, tls: Tls | None) -> uvicorn.C
     config.load()
     config.ssl = None if tls is None else tls.context
     return config
+
+
+def watched(app: App, tls: Tls | None) -> list[WatchedFiles]:
+    """The files of `app` that are read again when they change."""
+    return [app.server.keys.files, *([] if tls is None else [tls.files])]
 
 
 def _url(host: str, listening: socket, settings: FrontendSettings) -> str:
@@ -223,6 +242,7 @@ async def serve(
         tls = Tls.of(settings)
         if tls is not None:
             app.server.metrics.add_certificate(lambda: tls.expires)
+        app.server.show_metrics(lambda: file_metrics(watched(app, tls)))
         listening = stack.enter_context(closing(bound(settings.host, settings.port)))
         await stack.enter_async_context(_admin_port(app, settings, tls, on_admin_started))
         if on_started is not None:
@@ -231,7 +251,7 @@ async def serve(
             _config(app, settings, tls), app, settings.drain_timeout, tls, on_stopping
         )
         beside = [
-            asyncio.create_task(app.server.keys.watch()),
+            *(asyncio.create_task(files.watch()) for files in watched(app, tls)),
             asyncio.create_task(give_back_memory(app.server.budget)),
         ]
         if stop is not None:
@@ -265,7 +285,7 @@ async def _admin_port(
     with closing(bound(settings.admin_host, settings.admin_port, options="admin-")) as listening:
         url = _url(settings.admin_host, listening, settings)
         _log.info("admin port at %s: no key needed there", url)
-        server = _Beside(_config(marked, settings, tls))
+        server = _Beside(_config(marked, settings, tls), tls)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         if on_started is not None:
             on_started(url)

@@ -126,11 +126,11 @@ class Server:
         self.results = ResultCache(settings.embedding_cache_bytes)
         self.metrics.registry.register(self.engines)
         self.exposition = Paced(self._exposed, PACE)
-        self._show(lambda: worker_metrics(router.ready(), router.unavailable()))
-        self._show(lambda: router_metrics(router))
-        self._show(lambda: cache_metrics(self.results))
+        self.show_metrics(lambda: worker_metrics(router.ready(), router.unavailable()))
+        self.show_metrics(lambda: router_metrics(router))
+        self.show_metrics(lambda: cache_metrics(self.results))
         if (shown := self.store) is not None:
-            self._show(lambda: store_metrics(shown))
+            self.show_metrics(lambda: store_metrics(shown))
         self.limits = EmbedsLimits(settings, router.models)
         self.embeds = EmbedsReader(settings.enable_prompt_embeds, self.limits, secret, self.metrics)
         self.fetcher = Fetcher(settings.fetching)
@@ -146,7 +146,8 @@ class Server:
             initializer=mark_background,
         )
 
-    def _show(self, metrics: Callable[[], Iterator[Metric]]) -> None:
+    def show_metrics(self, metrics: Callable[[], Iterator[Metric]]) -> None:
+        """Have `/metrics` show what a function yields."""
         self.metrics.registry.register(Collected(metrics))
 
     async def _exposed(self) -> bytes:

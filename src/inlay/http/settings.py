@@ -183,7 +183,7 @@ class FrontendSettings(BaseModel, frozen=True, defer_build=True):
     allowed_origins: list[Origin] = []
     """Web origins whose pages may call the API; * for all; none by default."""
     ssl_certfile: Path | None = None
-    """Certificate chain, PEM; enables HTTPS. Reloaded on SIGHUP."""
+    """Certificate chain, PEM; enables HTTPS. Reloaded when it changes and on SIGHUP."""
     ssl_keyfile: Annotated[Path | None, AfterValidator(_with_certfile)] = None
     """Private key of the certificate, PEM; by default in the certificate's file."""
     ssl_ca_certs: Annotated[Path | None, AfterValidator(_with_certfile)] = None

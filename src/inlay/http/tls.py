@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from inlay.base.errors import InvalidRequestError
 from inlay.http.settings import FrontendSettings
+from inlay.http.watched import WatchedFiles
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +21,8 @@ class Tls:
     TLS 1.2 and later, with Python's own ciphers.
 
     Attributes:
-        context: context for connections.
+        files: that it is read from, authorities included.
+        context: context for new connections.
         expires: end of the certificate, in seconds since 1970; None where it cannot be read.
 
     Raises:
@@ -29,6 +31,8 @@ class Tls:
 
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
+        named = (settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)
+        self.files = WatchedFiles("certificates", [path for path in named if path], self._read)
         self.context = self._made()
         self.expires = self._expiry()
 
@@ -82,22 +86,10 @@ class Tls:
             _log.warning("the end of %s is not known: %s", certificate, error)
             return None
 
-    def reload(self) -> None:
-        """Read certificate and key again, for new connections.
-
-        If they cannot be used, the old ones stay. The authorities of clients' certificates are
-        read at the start only.
-        """
-        try:
-            # On a separate context first: a failure half way must not leave the one in use with a
-            # certificate and key that do not match.
-            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-            self._load(self.context)
-            self.expires = self._expiry()
-        except InvalidRequestError as error:
-            _log.error("the certificate was not reloaded: %s", error)
-        else:
-            _log.info("certificate read again from %s", self._settings.ssl_certfile)
+    def _read(self) -> None:
+        self.context = self._made()
+        self.expires = self._expiry()
+        _log.info("certificate read again from %s", self._settings.ssl_certfile)
 
 
 def _why(error: OSError) -> str:

@@ -52,7 +52,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* The members' URLs of NATS. */}}
 {{- define "inlay.natsUrls" -}}
 {{- if .Values.nats.enabled -}}
-{{- printf "nats://inlay:$(NATS_PASSWORD)@%s-nats:4222" (include "inlay.fullname" .) -}}
+{{- printf "nats://%s-nats:4222" (include "inlay.fullname" .) -}}
 {{- else -}}
 {{- join " " .Values.nats.external.urls -}}
 {{- end -}}
@@ -79,7 +79,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- else -}}
 - ports:
     {{- range .Values.nats.external.urls }}
-    - {port: {{ default "4222" (regexFind "[0-9]+$" (trimSuffix "/" .)) }}}
+    {{- $host := (urlParse .).host }}
+    {{- $usual := get (dict "ws" "80" "wss" "443") (urlParse .).scheme | default "4222" }}
+    - {port: {{ default $usual (trimPrefix ":" (regexFind ":[0-9]+$" $host)) }}}
     {{- end }}
 {{- end -}}
 {{- end -}}
@@ -90,4 +92,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $host := (urlParse .).host -}}
 - ports: [{port: {{ default (ternary "443" "80" (hasPrefix "https:" .)) (trimPrefix ":" (regexFind ":[0-9]+$" $host)) }}}]
 {{- end }}
+{{- end -}}
+
+{{/* Bytes that JetStream may take: four fifths of its volume, so that the disk is never full. */}}
+{{- define "inlay.natsStoreBytes" -}}
+{{- $size := .Values.nats.persistence.size -}}
+{{- $k := ternary 1024 1000 (hasSuffix "i" $size) -}}
+{{- $power := get (dict "M" 2 "G" 3 "T" 4) (regexFind "[MGT]" $size) -}}
+{{- $bytes := int64 (regexFind "^[0-9]+" $size) -}}
+{{- range until (int $power) -}}{{- $bytes = mul $bytes $k -}}{{- end -}}
+{{- div (mul $bytes 4) 5 -}}
 {{- end -}}

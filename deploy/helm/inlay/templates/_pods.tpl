@@ -80,13 +80,6 @@ topologySpreadConstraints:
   value: /var/cache/inlay
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
-{{- if .Values.nats.enabled }}
-- name: NATS_PASSWORD
-  valueFrom:
-    secretKeyRef:
-      name: {{ default (include "inlay.secretName" .) .Values.nats.auth.existingSecret }}
-      key: {{ .Values.nats.auth.key }}
-{{- end }}
 - name: INLAY_NATS
   value: {{ include "inlay.natsUrls" . | quote }}
 {{- end -}}
@@ -102,10 +95,15 @@ otlp-traces-endpoint: {{ . }}
 {{- end }}
 {{- if .Values.nats.enabled }}
 nats-replicas: {{ .Values.nats.replicas }}
+nats-user: inlay
+nats-password-file: /etc/inlay/nats/password
 {{- else }}
 {{- $nats := .Values.nats.external }}
 nats-replicas: {{ $nats.replicas }}
-{{- range $option, $key := dict "nats-nkey-seed" $nats.nkeySeedKey "nats-creds" $nats.credsKey
+{{- with $nats.user }}
+nats-user: {{ . }}
+{{- end }}
+{{- range $option, $key := dict "nats-password-file" $nats.passwordKey "nats-nkey-seed" $nats.nkeySeedKey "nats-creds" $nats.credsKey
     "nats-tls-ca" $nats.tlsCaKey "nats-tls-cert" $nats.tlsCertKey "nats-tls-key" $nats.tlsKeyKey }}
 {{- if $key }}
 {{ $option }}: /etc/inlay/nats/{{ $key }}
@@ -119,7 +117,7 @@ nats-replicas: {{ $nats.replicas }}
 - {name: fleet, mountPath: /etc/inlay/fleet, readOnly: true}
 - {name: cache, mountPath: /var/cache/inlay}
 - {name: tmp, mountPath: /tmp}
-{{- if and (not .Values.nats.enabled) .Values.nats.external.existingSecret }}
+{{- if or .Values.nats.enabled .Values.nats.external.existingSecret }}
 - {name: nats, mountPath: /etc/inlay/nats, readOnly: true}
 {{- end }}
 {{- end -}}
@@ -133,8 +131,19 @@ nats-replicas: {{ $nats.replicas }}
     items: [{key: {{ .Values.fleet.secret.key }}, path: root-secret}]
 - name: tmp
   emptyDir: {sizeLimit: 1Gi}
-{{- if and (not .Values.nats.enabled) .Values.nats.external.existingSecret }}
+{{- if .Values.nats.enabled }}
+- name: nats
+  {{- include "inlay.natsPassword" . | nindent 2 }}
+{{- else if .Values.nats.external.existingSecret }}
 - name: nats
   secret: {secretName: {{ .Values.nats.external.existingSecret }}, defaultMode: 0440}
 {{- end }}
+{{- end -}}
+
+{{/* The file `password` of the members of the chart's own NATS, as a source of a volume. */}}
+{{- define "inlay.natsPassword" -}}
+secret:
+  secretName: {{ default (include "inlay.secretName" .) .Values.nats.auth.existingSecret }}
+  defaultMode: 0440
+  items: [{key: {{ .Values.nats.auth.key }}, path: password}]
 {{- end -}}

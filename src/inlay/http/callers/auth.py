@@ -1,6 +1,5 @@
 """Callers of requests: accepted keys, tenants and admin rights."""
 
-import asyncio
 import hashlib
 import hmac
 import logging
@@ -12,19 +11,16 @@ from pathlib import Path
 
 from inlay.base.errors import (
     AuthenticationError,
-    InlayError,
     InvalidRequestError,
     PermissionDeniedError,
 )
 from inlay.http.asgi import Headers, Scope
-from inlay.http.callers.keys import DEFAULT_LIMITS, ClientLimits, Key, Stamp, exposure, read_keys
+from inlay.http.callers.keys import DEFAULT_LIMITS, ClientLimits, Key, exposure, read_keys
 from inlay.http.openapi import Operation
 from inlay.http.settings import FrontendSettings
+from inlay.http.watched import WatchedFiles
 
 _log = logging.getLogger(__name__)
-
-POLL_SECONDS = 1.0
-"""Interval at which the key file is checked for changes, with one `stat`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +156,8 @@ class Keys:
             len(self._fixed) > 1 or self._path is not None
         )
         self._clock = clock
-        self._stamp: Stamp | None = None
+        paths = [] if self._path is None else [self._path]
+        self.files = WatchedFiles("API keys", paths, self._reload)
         self._keys = self._load()
 
     @property
@@ -172,11 +169,6 @@ class Keys:
     def admits_admins(self) -> bool:
         """True if there is an admin port, or a key that is an admin's."""
         return self._settings.admin_port is not None or self._keys.has_admin
-
-    @property
-    def reloadable(self) -> bool:
-        """True if there is a key file."""
-        return self._path is not None
 
     def caller_of(self, operation: Operation, scope: Scope, headers: Headers) -> Caller:
         """Return the caller of `operation`.
@@ -215,11 +207,12 @@ class Keys:
         """As `KeySet.callers`, now."""
         return self._keys.callers(self._clock())
 
+    def _reload(self) -> None:
+        self._keys = self._load()
+
     def _load(self) -> KeySet:
         if self._path is None:
             return KeySet(self._fixed, apart=self._apart)
-        # Taken before reading: a change during the reading is then seen at the next check.
-        self._stamp = Stamp.of(self._path)
         read = read_keys(self._path)
         try:
             keys = KeySet([*self._fixed, *read], apart=self._apart)
@@ -239,25 +232,6 @@ class Keys:
             self._path,
         )
         return keys
-
-    async def reload(self) -> None:
-        """Read the file again, in a thread.
-
-        If it cannot be used, the old keys stay and the log says why.
-        """
-        if self._path is None:
-            return
-        try:
-            self._keys = await asyncio.to_thread(self._load)
-        except (InlayError, OSError) as error:
-            _log.error("the API keys were not reloaded: %s", error)
-
-    async def watch(self, every: float = POLL_SECONDS) -> None:
-        """Reload the file whenever it has changed, until cancelled."""
-        while self._path is not None:
-            await asyncio.sleep(every)
-            if Stamp.of(self._path) != self._stamp:
-                await self.reload()
 
 
 ADMIN_PORT = "inlay.admin_port"

@@ -100,26 +100,6 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     expires: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """File metadata that changes when the file changes."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int
-    changed: int
-
-    @classmethod
-    def of(cls, path: Path) -> "Stamp | None":
-        """Return the stamp of a file, or None if it cannot be read."""
-        try:
-            found = path.stat()
-        except OSError:
-            return None
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
 def read_keys(path: Path) -> list[Key]:
     """Return the keys in a file.
 

@@ -7,6 +7,7 @@ from prometheus_client.registry import Collector
 
 from inlay.embedding.cache import ResultCache
 from inlay.http.metrics.engine_health import health_of
+from inlay.http.watched import WatchedFiles
 from inlay.router import Router
 from inlay.store import StoredPrompts
 from inlay.transport.api import Worker
@@ -70,6 +71,23 @@ def store_metrics(store: StoredPrompts) -> Iterator[Metric]:
     yield size
     for name, text in _OF_STORE.items():
         yield CounterMetricFamily(f"inlay:prompt_store_{name}", text, getattr(stats, name))
+
+
+def file_metrics(watched: Sequence[WatchedFiles]) -> Iterator[Metric]:
+    """Yield which of the files that are read again when they change could not be."""
+    failures = CounterMetricFamily(
+        "inlay:reload_failures", "Readings of changed files that failed.", labels=["files"]
+    )
+    failing = GaugeMetricFamily(
+        "inlay:reload_failing",
+        "1 if the files as they are now cannot be used, and the old ones are; else 0.",
+        labels=["files"],
+    )
+    for files in watched:
+        if files.paths:
+            failures.add_metric([files.name], files.failures)
+            failing.add_metric([files.name], files.failing)
+    yield from (failures, failing)
 
 
 def router_metrics(router: Router) -> Iterator[Metric]:

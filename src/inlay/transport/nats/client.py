@@ -6,7 +6,8 @@ later version breaks this.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import ssl
+from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -80,6 +81,14 @@ class NatsClient(Client):
                 subject[:_SHOWN_BYTES],
                 error,
             )
+
+    def use_access(self, login: Mapping[str, str], tls: ssl.SSLContext | None) -> None:
+        """Log in so from the next connection on; files of keys are read then anyway."""
+        for name in ("user", "password"):
+            if name in login:
+                self.options[name] = login[name]
+        if tls is not None:
+            self.options["tls"] = tls
 
     def abort(self) -> None:
         """Cut the connection at once; the library waits until all is written."""

@@ -74,7 +74,7 @@ class NatsConnection:
         settings = self._settings
         tls = settings.tls()
         # Set only where given: the client takes a context that is None for a wish to have one.
-        extra = settings.credentials() | ({} if tls is None else {"tls": tls})
+        extra = settings.login() | ({} if tls is None else {"tls": tls})
         connecting = asyncio.create_task(
             self._client.connect(
                 settings.urls,
@@ -270,8 +270,19 @@ class NatsConnection:
                     await self._client.force_reconnect()
             self._echo_sent = None
 
+    def _read_access_again(self) -> None:
+        """Use for the next attempt what the files of password and certificates hold now."""
+        try:
+            login, tls = self._settings.login(), self._settings.tls()
+        except InvalidRequestError as error:
+            log.error("%s; what was read before is used", error.message)
+            return
+        self._client.use_access(login, tls)
+
     async def _failed(self, error: Exception) -> None:
         self._problem = error
+        if self._since is None and self._lost_at:
+            self._read_access_again()
         if _AUTHORIZATION in str(error).lower():
             self._refused.set()
         if not self._client.is_connected:
@@ -285,6 +296,8 @@ class NatsConnection:
         # A message that has not come back was lost before, and connecting again does not change it.
         self._lost_at = liveness.now() if self._echo_sent is None else self._echo_sent
         self._outbox.clear()
+        if not self._closing:
+            self._read_access_again()
         if was is not None and not self._closing:
             log.warning(
                 "%s: the connection to NATS at %s is cut; it is tried again until it holds",

@@ -27,6 +27,10 @@ class NatsSettings(BaseModel, frozen=True, defer_build=True):
     nats_wait: float = Field(default=2.0, ge=0, le=3600)
     """Seconds to go on trying at the start while nothing listens at the URLs; more where nothing
     restarts this process."""
+    nats_user: str | None = Field(default=None, min_length=1)
+    """User to log in as, with the password in nats_password_file."""
+    nats_password_file: Path | None = None
+    """File of the password of nats_user; any characters. It is read again at each connection."""
     nats_creds: Path | None = None
     """File of NATS credentials: a user's JWT and its key."""
     nats_nkey_seed: Path | None = None
@@ -92,20 +96,31 @@ class NatsSettings(BaseModel, frozen=True, defer_build=True):
     @property
     def has_login(self) -> bool:
         """True if credentials are given."""
-        return bool(self.credentials()) or any(urlsplit(url).username for url in self.urls)
+        return bool(self.login()) or any(urlsplit(url).username for url in self.urls)
 
-    def credentials(self) -> dict[str, str]:
-        """Return the credential files, by the client's names for them.
+    def login(self) -> dict[str, str]:
+        """Return user and password, and the credential files, by the client's names for them.
 
-        Raises `InvalidRequestError` when one cannot be read.
+        Raises `InvalidRequestError` when a file cannot be read, or one of two is missing.
         """
+        if (self.nats_user is None) != (self.nats_password_file is None):
+            raise InvalidRequestError("--nats-user and --nats-password-file need each other")
+        named: dict[str, str] = {}
+        if self.nats_user is not None and self.nats_password_file is not None:
+            try:
+                password = self.nats_password_file.read_text("utf-8").rstrip("\r\n")
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidRequestError(
+                    f"{self.nats_password_file} cannot be read: {error}"
+                ) from error
+            named = {"user": self.nats_user, "password": password}
         given = {"user_credentials": self.nats_creds, "nkeys_seed": self.nats_nkey_seed}
         for file in filter(None, given.values()):
             try:
                 file.open("rb").close()
             except OSError as error:
                 raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
-        return {name: str(file) for name, file in given.items() if file is not None}
+        return named | {name: str(file) for name, file in given.items() if file is not None}
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the TLS context; None where these settings ask for nothing of their own.
