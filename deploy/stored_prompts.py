@@ -3,24 +3,31 @@
     python3 stored_prompts.py backup > FILE
     python3 stored_prompts.py restore < FILE
 
-Reaches NATS as a frontend with the same INLAY_ variables does. The file has, for the records and
-for the contents, a line of JSON and the server's own snapshot in chunks of the length that is
-before each. Restoring needs the fleet's secret to be the same, and no stored prompts to be there.
+Reaches NATS as a frontend with the same INLAY_ variables does. The file has a line with the
+namespace's record of its secret: the secret itself where NATS keeps it, so keep the file as a key.
+Then, for the records and for the contents, a line of JSON and the server's own snapshot in chunks of
+the length that is before each. Restoring needs no stored prompts to be there, and brings the secret
+back; where that is in files (--secret-file), the files have to be the same.
 """
 
 import asyncio
+import base64
 import json
 import os
 import struct
 import sys
 from typing import Any, BinaryIO
 
+import msgspec
 import nats
 from nats.aio.client import Client
 
 from inlay.cli.commands import commands, known_variables
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import FleetFrontendSettings
+from inlay.transport.nats import secret
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.settings import NatsSettings
 from inlay.transport.nats.subjects import PROMPTS, Subjects
 
 _LENGTH = struct.Struct(">I")
@@ -41,15 +48,53 @@ async def main() -> None:
     client = await nats.connect(settings.urls, name="stored-prompts", **more)
     try:
         if sys.argv[1] == "backup":
+            await _back_up_secret(settings, sys.stdout.buffer)
             name = Subjects(settings.namespace).kept(PROMPTS)
             # Records first: a content without a record is nothing to anyone.
             for stream in (f"KV_{name}", f"OBJ_{name}"):
                 await _back_up(client, stream, sys.stdout.buffer)
         else:
             while line := sys.stdin.buffer.readline():
-                await _restore(client, json.loads(line), sys.stdin.buffer)
+                kept = json.loads(line)
+                if "secret" in kept:
+                    await _restore_secret(settings, base64.b64decode(kept["secret"]))
+                else:
+                    kept["config"]["num_replicas"] = settings.nats_replicas
+                    await _restore(client, kept, sys.stdin.buffer)
     finally:
         await client.close()
+
+
+async def _back_up_secret(settings: NatsSettings, file: BinaryIO) -> None:
+    member = await Member.join(settings, "frontend")
+    try:
+        kept = await secret.record(await member.facts())
+    finally:
+        await member.leave()
+    if kept is not None:
+        text = base64.b64encode(msgspec.msgpack.encode(kept)).decode()
+        file.write(json.dumps({"secret": text}).encode() + b"\n")
+
+
+async def _restore_secret(settings: NatsSettings, data: bytes) -> None:
+    """End with an error where the namespace has another secret that stays."""
+    kept = msgspec.msgpack.decode(data, type=secret.Kept)
+    member = await Member.join(settings, "frontend")
+    try:
+        facts = await member.facts()
+        before = await secret.recorded(facts)
+        if before == kept.fingerprint:
+            return
+        other = before if not kept.root else await secret.uphold(facts, kept)
+    finally:
+        await member.leave()
+    if other is not None:
+        sys.exit(
+            f"the backup is of the secret {kept.fingerprint}, and the namespace has {other}: "
+            "nothing was restored"
+        )
+    sys.stderr.write(f"secret: {kept.fingerprint}")
+    sys.stderr.write("\n" if before is None else ": start all frontends and workers again\n")
 
 
 async def _back_up(client: Client, stream: str, file: BinaryIO) -> None:

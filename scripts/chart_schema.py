@@ -55,7 +55,7 @@ _BY_PATH: dict[str, dict[str, Any]] = {
         "items": {"type": "string", "pattern": "^(nats|tls|ws|wss)://[^@]+$"},
     },
     "nats.external.replicas": {"type": "integer", "minimum": 1, "maximum": 5},
-    "transport.port": _PORT,
+    "transport.port": {"type": "integer", "minimum": 2, "maximum": 65535},
     "frontend.replicas": {"type": "integer", "minimum": 0},
     "frontend.drainTimeout": _NOT_NEGATIVE,
     "frontend.preStopSeconds": {"type": "integer", "minimum": 0},
@@ -113,7 +113,8 @@ _BY_NAME: dict[str, dict[str, Any]] = {
 
 _MADE_BY_THE_CHART = {
     "frontend": {"host", "port", "ssl-certfile", "ssl-keyfile", "api-key-file", "transport-port"},
-    "worker": {"model", "transport-port", "transport-bind", "transport-dial", "engine-arguments"},
+    "worker": {"model", "transport-port", "transport-bind", "transport-dial", "engine-arguments"}
+    | {"health-port"},
     "both": {"namespace", "nats", "nats-wait", "secret-file", "transport-host", "log-format"}
     | {"nats-replicas", "nats-creds", "nats-nkey-seed", "drain-timeout", "otlp-traces-endpoint"}
     | {"nats-user", "nats-password-file"}

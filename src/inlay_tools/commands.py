@@ -1,6 +1,7 @@
 """The commands of this extension, in the order help lists them."""
 
 from inlay.cli.command import Command
+from inlay.transport.nats.settings import NatsSettings
 from inlay_tools.settings import (
     BenchSettings,
     BenchWriteSettings,
@@ -24,6 +25,7 @@ COMMANDS = (
         module="inlay_tools.doctor",
         settings=DoctorSettings,
         positional=("model",),
+        borrows=frozenset(NatsSettings.model_fields) | {"ssl_certfile", "ssl_keyfile"},
     ),
     Command(
         name="convert",

@@ -44,20 +44,26 @@ class Kubelet:
     def start(self, owner: str) -> None:
         """Start the pod that this object makes, named as `Deployment inlay-frontend`."""
         pod = self.pods[owner]
-        container, spec = pod.container, pod.spec
-        environment = self._environment(pod)
         # A pod that has ended is replaced.
         run(*podman(), "rm", "--ignore", self.name(owner))
-        words = [*podman(), "run", "--detach", "--pull", "never", "--name", self.name(owner)]
-        words += ["--network", f"container:{_PAUSE}", *LIMITS, *_rights(spec, container)]
+        for first in pod.spec.get("initContainers", []):
+            run(*self._command(pod, first, "--rm"))
+        run(*self._command(pod, pod.container, "--detach", "--name", self.name(owner)))
+
+    def _command(self, pod: Pod, container: Object, *more: str) -> list[str]:
+        """The words that run a container of the pod."""
+        environment = self._environment(pod, container)
+        words = [*podman(), "run", "--pull", "never", *more]
+        words += ["--network", f"container:{_PAUSE}", *LIMITS, *_rights(pod.spec, container)]
         words += [f"--env={name}={value}" for name, value in environment.items()]
-        words += [f"--volume={mount}" for mount in self._mounts(pod)]
+        words += [f"--volume={mount}" for mount in self._mounts(pod, container)]
         words += [f"--volume={self._hosts}:/etc/hosts:ro"]
-        if "command" in container:
-            command = [_expanded(word, environment) for word in container["command"]]
-            words += ["--entrypoint", json.dumps(command)]
+        command: list[str] = container.get("command", [])
+        if command:
+            entry = [_expanded(word, environment) for word in command]
+            words += ["--entrypoint", json.dumps(entry)]
         arguments = [_expanded(word, environment) for word in container.get("args", [])]
-        run(*words, container["image"], *arguments)
+        return [*words, container["image"], *arguments]
 
     def replace(self, owner: str) -> None:
         """Roll the pod out again: the new one is ready and has the Service before the old one ends.
@@ -155,13 +161,13 @@ class Kubelet:
         """The end of what it wrote."""
         return logs(self.name(owner))
 
-    def _environment(self, pod: Pod) -> dict[str, str]:
+    def _environment(self, pod: Pod, container: Object) -> dict[str, str]:
         fields = {
             "status.podIP": self._address(pod.owner),
             "metadata.name": f"{pod.owner.split()[-1]}-0",
         }
         found: dict[str, str] = {}
-        for given in pod.container.get("env", []):
+        for given in container.get("env", []):
             if "value" in given:
                 found[given["name"]] = _expanded(given["value"], found)
                 continue
@@ -177,10 +183,10 @@ class Kubelet:
         data = named(self._objects, "Secret")[name]["data"]
         return {key: base64.b64decode(value) for key, value in data.items()}
 
-    def _mounts(self, pod: Pod) -> Iterator[str]:
+    def _mounts(self, pod: Pod, container: Object) -> Iterator[str]:
         # Where a StatefulSet has claims, a volume of that name has no other source.
         sources = {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
-        for mount in pod.container.get("volumeMounts", []):
+        for mount in container.get("volumeMounts", []):
             place = self._volume(pod, sources.get(mount["name"], {"name": mount["name"]}))
             yield f"{place}:{mount['mountPath']}:{'ro' if mount.get('readOnly') else 'rw'}"
 

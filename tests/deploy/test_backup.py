@@ -27,8 +27,10 @@ SCRIPT = ROOT / "deploy" / "stored_prompts.py"
 RAW = {"content-type": "application/octet-stream"}
 
 
-def script(word: str, url: str, given: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
-    environment = {**os.environ, "INLAY_NATS": url}
+def script(
+    word: str, url: str, given: bytes = b"", **variables: str
+) -> "subprocess.CompletedProcess[bytes]":
+    environment = {**os.environ, "INLAY_NATS": url, **variables}
     return subprocess.run(
         [sys.executable, str(SCRIPT), word],
         input=given, env=environment, capture_output=True, check=False, timeout=300,
@@ -75,15 +77,54 @@ def test_stored_prompts_are_used_after_they_were_restored_elsewhere(tmp_path: Pa
         assert b"has stored prompts already" in again.stderr
 
 
+@pytest.mark.parametrize("started", ["before", "after"])
+def test_a_fleet_whose_secret_is_in_nats_alone_is_restored_with_it(
+    started: str, tmp_path: Path
+) -> None:
+    """As with Compose and systemd; its new members may have made another secret meanwhile."""
+    prompt = stored(rows_of(tiny("llama"), [5, 6, 7, 8]))
+    with server(tmp_path / "a") as old, server(tmp_path / "b") as new, ExitStack() as stack:
+        with frontend(old) as url, httpx.Client(base_url=url) as client:
+            id_ = upload(client, prompt)
+            saved = script("backup", old.url)
+        assert saved.returncode == 0, saved.stderr.decode()
+        if started == "before":
+            with frontend(new):
+                done = script("restore", new.url, saved.stdout)
+            assert b"start all frontends and workers again" in done.stderr
+        else:
+            done = script("restore", new.url, saved.stdout)
+        assert done.returncode == 0, done.stderr.decode()
+        url = stack.enter_context(frontend(new))
+        with httpx.Client(base_url=url, timeout=120) as client:
+            assert client.get(f"/v1/prompt_embeds/{id_}").raise_for_status().json()["id"] == id_
+
+
+def test_a_backup_of_another_secret_file_is_refused(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("one", "two")]
+    for file in files:
+        file.write_bytes(os.urandom(32))
+        file.chmod(0o600)
+    with server(tmp_path / "a") as old, server(tmp_path / "b") as new:
+        with frontend(old, files[0]) as url, httpx.Client(base_url=url) as client:
+            upload(client, stored(torch.ones(2, 64)))
+            saved = script("backup", old.url)
+        with frontend(new, files[1]):
+            done = script("restore", new.url, saved.stdout)
+    assert done.returncode == 1
+    assert b"nothing was restored" in done.stderr
+
+
 def server(directory: Path) -> NatsServer:
     directory.mkdir()
     return NatsServer(directory)
 
 
 @contextmanager
-def frontend(nats: NatsServer, secret: Path) -> Iterator[str]:
+def frontend(nats: NatsServer, secret: Path | None = None) -> Iterator[str]:
     port = free_port()
-    words = ("--nats", nats.url, "--secret-file", secret, "--port", port)
+    words: tuple[object, ...] = ("--nats", nats.url, "--port", port)
+    words += () if secret is None else ("--secret-file", secret)
     with running("frontend", *words, until="HTTP at"):
         yield f"http://127.0.0.1:{port}"
 

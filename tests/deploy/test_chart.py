@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+from inlay.api.app import routes
 from inlay.cli.command import Command
 from inlay.cli.commands import commands, known_variables
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import FleetFrontendSettings, WorkerSettings
+from inlay.http.callers.auth import is_admin
 from inlay.http.callers.keys import read_keys
+from inlay.http.settings import FrontendSettings
 from tests.deploy.chart import CHART, VALUES, Object, Pod, named, pods, render, without_made_secrets
 from tests.deploy.network import leaves, passes
 from tests.deploy.tools import ROOT, TOOLS, helms, run
@@ -100,6 +103,17 @@ def test_inlay_itself_takes_every_setting(objects: Objects, tmp_path: Path) -> N
             assert settings.fleet.nats_wait >= 60
 
 
+@pytest.mark.parametrize("name", ["status", "doctor"])
+def test_a_pods_own_variables_are_enough_to_look_at_its_fleet(
+    objects: Objects, tmp_path: Path, name: str
+) -> None:
+    for pod in pods(objects):
+        if pod.config is not None:
+            looking = settings_of(pod, tmp_path, name)
+            assert looking.fleet == settings_of(pod, tmp_path).fleet
+            assert getattr(looking, "model", None) is None
+
+
 def test_a_pod_is_given_longer_than_it_drains(objects: Objects, tmp_path: Path) -> None:
     for pod in pods(objects):
         if pod.config is None:
@@ -131,6 +145,18 @@ def test_every_probe_asks_a_port_that_is_there(objects: Objects) -> None:
                 assert asked["port"] in ports, (pod.owner, kind)
 
 
+def test_every_member_is_asked_whether_it_is_frozen(objects: Objects, tmp_path: Path) -> None:
+    for pod in pods(objects):
+        if pod.config is None:
+            continue
+        asked = pod.container["livenessProbe"]["httpGet"]
+        assert asked["path"] == "/live"
+        settings = settings_of(pod, tmp_path)
+        if isinstance(settings, WorkerSettings):
+            ports = {port["name"]: port["containerPort"] for port in pod.container["ports"]}
+            assert ports[asked["port"]] == settings.health_port
+
+
 def test_what_is_mounted_is_there_and_what_is_there_is_mounted(objects: Objects) -> None:
     made = {
         kind: {name: found.get("data", {}) for name, found in named(objects, kind).items()}
@@ -140,7 +166,9 @@ def test_what_is_mounted_is_there_and_what_is_there_is_mounted(objects: Objects)
         volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
         claims = {"data"} if pod.owner.endswith("-nats") else set()
         mounts = pod.container.get("volumeMounts", [])
-        assert {mount["name"] for mount in mounts} == set(volumes) | (claims & _names(mounts))
+        every = [*mounts, *(mount for first in pod.spec.get("initContainers", [])
+                            for mount in first["volumeMounts"])]  # fmt: skip
+        assert _names(every) == set(volumes) | (claims & _names(mounts))
         assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
         for volume in volumes.values():
             secret = volume.get("secret")
@@ -245,6 +273,19 @@ def test_traces_reach_their_collector_and_nothing_else_is_open(any_helm: str) ->
         ({"nats": {"replicas": 2}}, "replicas"),
         ({"nats": {"external": {"urls": ["nats://user:word@host"]}}}, "urls"),
         ({"netwrkPolicy": {}}, "netwrkPolicy"),
+        (
+            {
+                "workers": [
+                    {"name": "a", "model": {"path": "m"}},
+                    {"name": "a", "model": {"path": "other"}},
+                ]
+            },
+            "two pools have the name a",
+        ),
+        (
+            {"workers": [{"name": "a", "model": {"path": "m"}, "config": {"engine": "sglang"}}]},
+            "there is no image for engine sglang",
+        ),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )
@@ -255,6 +296,172 @@ def test_values_that_make_no_sense_are_refused(
     file.write_text(yaml.safe_dump(values))
     with pytest.raises(AssertionError, match=re.escape(said)):
         run(helm, "template", "inlay", CHART, "--values", file)
+
+
+def rendered(helm: str, directory: Path, **values: Any) -> Objects:
+    """The objects of a release with these values."""
+    file = directory / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    return render(helm, file)
+
+
+def one(objects: Objects, owner: str) -> Pod:
+    """The pod that this object makes."""
+    (found,) = [pod for pod in pods(objects) if pod.owner == owner]
+    return found
+
+
+VOLUME = {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
+
+
+def test_a_volume_of_all_pools_is_mounted_into_workers_and_frontends(
+    any_helm: str, tmp_path: Path
+) -> None:
+    nfs = {"nfs": {"server": "files", "path": "/models"}}
+    pools = [
+        {"name": "a", "model": {"path": "m"}},
+        {"name": "b", "model": {"path": "other", "volume": nfs}},
+    ]
+    objects = rendered(
+        any_helm, tmp_path, workerDefaults={"model": {"volume": VOLUME}}, workers=pools
+    )
+    for name, source in (("a", VOLUME), ("b", nfs)):
+        for owner, volume in (
+            ("Deployment inlay-frontend", f"model-{name}"),
+            (f"Deployment inlay-worker-{name}", "model"),
+        ):
+            pod = one(objects, owner)
+            assert {"name": volume, **source} in pod.spec["volumes"]
+            mount = {"name": volume, "mountPath": f"/models/{name}", "readOnly": True}
+            assert mount in pod.container["volumeMounts"]
+    # Nothing is fetched from the hub.
+    policy = named(objects, "NetworkPolicy")["inlay-frontend"]
+    assert not leaves([policy], one(objects, "Deployment inlay-frontend"), 443)
+
+
+def test_a_pool_without_an_image_gets_one_with_its_engine(any_helm: str, tmp_path: Path) -> None:
+    pools = [
+        {"name": "cpu", "model": {"path": "m"}},
+        {"name": "gpu", "model": {"path": "m"}, "gpus": {"count": 1}},
+        {"name": "vllm", "model": {"path": "m"}, "config": {"engine": "vllm"}},
+        {"name": "own", "model": {"path": "m"}, "image": {"repository": "mine", "tag": "1"}},
+    ]
+    digest = "sha256:" + "0" * 64
+    image = {"repository": "registry.example/inlay", "tag": "2", "digest": digest}
+    objects = rendered(any_helm, tmp_path, image=image, workers=pools)
+    found = {
+        name: one(objects, f"Deployment inlay-worker-{name}").container["image"]
+        for name in ("cpu", "gpu", "vllm", "own")
+    }
+    assert found == {
+        "cpu": "registry.example/inlay-worker:2",
+        "gpu": "registry.example/inlay-cuda:2",
+        "vllm": "registry.example/inlay-vllm:2",
+        "own": "mine:1",
+    }
+    assert one(objects, "Deployment inlay-frontend").container["image"].endswith(digest)
+
+
+def test_every_container_asks_for_cpu_and_memory(objects: Objects) -> None:
+    for pod in pods(objects):
+        if "helm.sh/hook" in pod.template["metadata"].get("annotations", {}):
+            continue
+        for container in (*pod.spec.get("initContainers", []), pod.container):
+            requests = container["resources"]["requests"]
+            assert set(requests) >= {"cpu", "memory"}, (pod.owner, container["name"])
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [
+        ("tls://nats-2", 4222),
+        ("nats://nats-2:4333", 4333),
+        ("tls://10.0.0.7", 4222),
+        ("wss://nats.example", 443),
+    ],
+)
+def test_the_way_to_nats_of_ones_own_is_open_and_no_other(
+    any_helm: str, tmp_path: Path, url: str, port: int
+) -> None:
+    objects = rendered(
+        any_helm,
+        tmp_path,
+        nats={"enabled": False, "external": {"urls": [url]}},
+        workers=[{"name": "a", "model": {"path": "m", "volume": VOLUME}}],
+    )
+    policies = list(named(objects, "NetworkPolicy").values())
+    for owner in ("Deployment inlay-frontend", "Deployment inlay-worker-a"):
+        pod = one(objects, owner)
+        opened = [at for at in (2, 7, 80, 443, 4222, 4333) if leaves(policies, pod, at)]
+        assert opened == [port]
+
+
+def test_the_pod_of_helm_test_reaches_frontends_though_clients_are_named(
+    any_helm: str, tmp_path: Path
+) -> None:
+    clients = [{"podSelector": {"matchLabels": {"app": "proxy"}}}]
+    objects = rendered(any_helm, tmp_path, networkPolicy={"clients": clients})
+    (test,) = [pod for pod in pods(objects) if pod.owner == "Pod inlay-test"]
+    frontend = one(objects, "Deployment inlay-frontend")
+    policies = list(named(objects, "NetworkPolicy").values())
+    # It has no policy of its own: all that it sends leaves.
+    outside = {"podSelector": {"matchLabels": test.labels}, "egress": [{}]}
+    policies.append({"spec": {**outside, "policyTypes": ["Egress"]}})
+    assert passes(policies, test, frontend, 8000)
+
+
+def test_paths_that_leave_the_cluster_are_those_of_clients(any_helm: str, tmp_path: Path) -> None:
+    values = {
+        "ingress": {"enabled": True},
+        "gateway": {"enabled": True, "parentRefs": [{"name": "g"}]},
+    }
+    objects = rendered(any_helm, tmp_path, routes=values)
+    (ingress,) = named(objects, "Ingress").values()
+    shown = [path["path"] for path in ingress["spec"]["rules"][0]["http"]["paths"]]
+    (route,) = named(objects, "HTTPRoute").values()
+    matches = route["spec"]["rules"][0]["matches"]
+    assert [match["path"]["value"] for match in matches] == shown
+    settings = FrontendSettings()
+    for operation, _ in routes():
+        path = operation.path
+        is_shown = any(path == prefix or path.startswith(prefix + "/") for prefix in shown)
+        asks = not operation.open and not is_admin(operation, settings)
+        assert is_shown == asks, path
+
+
+def test_scaling_asks_for_the_name_that_the_engine_has(
+    any_helm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaled = {"enabled": True, "prometheus": "http://p", "running": 2}
+    cases = {
+        "hub": {"path": "Qwen/Qwen3-0.6B"},
+        "volume": {"path": "Qwen/Qwen3-0.6B", "volume": VOLUME},
+        "called": {"path": "Qwen/Qwen3-0.6B"},
+    }
+    pools = [
+        {"name": name, "model": model, "autoscaling": {**scaled, "kind": kind}}
+        for kind in ("keda", "hpa")
+        for name, model in ((f"{base}-{kind}", model) for base, model in cases.items())
+    ]
+    for pool in pools:
+        if str(pool["name"]).startswith("called"):
+            pool["config"] = {"served-model-name": ["chat", "little"]}
+    objects = rendered(any_helm, tmp_path, workers=pools)
+    for pool in pools:
+        owner = f"inlay-worker-{pool['name']}"
+        pod = one(objects, f"Deployment {owner}")
+        # The directory that the volume has there.
+        here = Pod(pod.owner, pod.template, (pod.config or "").replace("/models/", f"{tmp_path}/"))
+        settings = settings_of(here, tmp_path)
+        if "volume" in str(pool["name"]):
+            Path(settings.engine.model).mkdir(parents=True)
+        (name, *_) = settings.engine.names
+        kind = {"keda": "ScaledObject", "hpa": "HorizontalPodAutoscaler"}[
+            str(pool["name"]).rpartition("-")[2]
+        ]
+        asked = json.dumps(named(objects, kind)[owner]["spec"])
+        assert re.findall(r'model_name(?:=\\"|": ")([^"\\]+)', asked)
+        assert set(re.findall(r'model_name(?:=\\"|": ")([^"\\]+)', asked)) == {name}
 
 
 def test_a_made_secret_has_what_members_read(any_helm: str, tmp_path: Path) -> None:
@@ -270,9 +477,14 @@ def test_a_made_secret_has_what_members_read(any_helm: str, tmp_path: Path) -> N
     assert len(keys) == 2
 
 
-def settings_of(pod: Pod, directory: Path) -> Any:
-    """The settings that `inlay` itself reads from the pod's file, environment and words."""
+def settings_of(pod: Pod, directory: Path, other: str | None = None) -> Any:
+    """The settings that `inlay` itself reads from the pod's file, environment and words.
+
+    With `other`, those of another command that is run in the pod without words.
+    """
     container, (name, *words) = pod.container, pod.container["args"]
+    if other is not None:
+        name, words = other, []
     command: Command = next(command for command in commands() if command.name == name)
     file = directory / "inlay.yaml"
     file.write_text(pod.config or "")

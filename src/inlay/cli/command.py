@@ -40,6 +40,8 @@ class Command:
         suggest: says, where a positional is missing, what it could be.
         rest: what words after `--` are, which go on untouched; none are allowed where it is empty.
         needs_nats: True if it cannot do without the client of NATS.
+        borrows: fields that it takes from the file that INLAY_CONFIG names, which is another
+            command's: in a frontend's or a worker's container. Empty: the file is its own.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Command:
     suggest: Callable[[], str] = str
     rest: str = ""
     needs_nats: bool = False
+    borrows: frozenset[str] = frozenset()
 
     @cached_property
     def options(self) -> Options:

@@ -13,6 +13,7 @@ from inlay.cli.settings import (
     WorkerSettings,
 )
 from inlay.extension import merged, parts
+from inlay.transport.nats.settings import NatsSettings
 
 _ENGINE_FIRST = (
     *("engine", "task", "served_model_name", "dtype", "max_model_len", "max_num_seqs"),
@@ -87,6 +88,7 @@ _CORE = (
         module="inlay.cli.status",
         settings=StatusSettings,
         needs_nats=True,
+        borrows=frozenset(NatsSettings.model_fields),
     ),
 )
 

@@ -100,9 +100,15 @@ def read(
         UsageError: anything is unknown, missing or out of bounds.
     """
     given = from_environment(command.options, environ, known_variables)
-    config = words.config if words.config is not None else environ.get(CONFIG_VARIABLE)
-    if config is not None:
-        given = from_file(command.options, Path(config)) | given
+    if words.config is not None:
+        given = from_file(command.options, Path(words.config)) | given
+    elif CONFIG_VARIABLE in environ:
+        file = Path(environ[CONFIG_VARIABLE])
+        others = known_variables if command.borrows else ()
+        found = from_file(command.options, file, others)
+        if command.borrows:
+            found = {name: value for name, value in found.items() if name in command.borrows}
+        given = found | given
     given |= words.given
     unknown = _not_passed_over(command, words.unknown, given)
     if unknown:
@@ -205,8 +211,15 @@ def from_environment(
     return given
 
 
-def from_file(options: Options, path: Path) -> dict[str, RawValue]:
+def from_file(
+    options: Options, path: Path, others: Collection[str] = ()
+) -> dict[str, RawValue]:
     """Read the values that a YAML or TOML file sets, by field name.
+
+    Args:
+        options: that are read.
+        path: of the file.
+        others: variables of options of other commands, whose keys are passed over.
 
     Raises:
         UsageError: the file cannot be read, is not a flat table, or has an unknown key.
@@ -215,8 +228,11 @@ def from_file(options: Options, path: Path) -> dict[str, RawValue]:
     unknown: list[str] = []
     keys = [option.key for option in options.by_name.values()]
     for key, value in _table(path).items():
-        option = options.by_name.get(str(key).replace("-", "_"))
+        name = str(key).replace("-", "_")
+        option = options.by_name.get(name)
         if option is None:
+            if f"{ENVIRONMENT_PREFIX}{name.upper()}" in others:
+                continue
             flag = Unknown(f"--{key}", str(value))
             reason = passed_over(flag, None)
             if reason is not None:

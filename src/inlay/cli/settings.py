@@ -63,6 +63,9 @@ class WorkerSettings(BaseModel, frozen=True, defer_build=True):
     drain_timeout: float = Field(default=30.0, ge=0, title="Fleet")
     """Seconds that running requests may take to end after the first signal; the rest continue at
     other workers."""
+    health_port: int | None = Field(default=None, ge=0, le=65535, title="Fleet")
+    """Port, at the address of --transport-bind, that answers GET /live while this process runs and
+    GET /ready while its engines take requests; none unless set."""
     health_process_timeout: float = Field(default=20.0, gt=0, title="Fleet")
     """Seconds after which an engine's process that answers nothing is ended and started again; time
     in which the whole machine stood still does not count."""

@@ -33,6 +33,7 @@ from inlay.transport.nats.references import ReferenceRecord
 from inlay.transport.nats.worker import NatsWorker
 from inlay.transport.tls import make_certificate
 from inlay.worker import EngineProxy, RestartGroup, Supervisor, starting
+from inlay.worker.health import health_port
 from inlay.worker.lora_modules import check_adapters
 
 _EMBEDS = "--enable-prompt-embeds"
@@ -83,8 +84,16 @@ async def _host(settings: WorkerSettings, stage: StageCard | None, console: Cons
     ranks = ranks_of(settings.engine, os.environ)
     together = RestartGroup() if tied(settings.engine) else None
     stop, at_once = asyncio.Event(), asyncio.Event()
+    places: list[_Place] = []
     async with AsyncExitStack() as undo:
-        places = [
+        await undo.enter_async_context(
+            health_port(
+                _bound(settings),
+                settings.health_port,
+                lambda: len(places) == len(ranks) and all(place.worker.ready for place in places),
+            )
+        )
+        places += [
             await _place(settings, stage, index, rank, own, together, stop.set, console, undo)
             for index, rank in enumerate(ranks)
         ]
@@ -170,12 +179,17 @@ async def _place(
     return _Place(worker, running)
 
 
+def _bound(settings: WorkerSettings) -> str:
+    """Return the address to listen on."""
+    return settings.transport_bind or settings.transport_host or settings.fleet.own_address()
+
+
 def _listen(settings: WorkerSettings, index: int) -> Listen:
     """Return where the engine of that number takes requests."""
     host = settings.transport_host or settings.fleet.own_address()
     return Listen(
         host,
-        settings.transport_bind or host,
+        _bound(settings),
         settings.transport_port and settings.transport_port + index,
         make_certificate(),
         settings.prompt_store_memory_bytes,

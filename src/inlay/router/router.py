@@ -18,7 +18,16 @@ from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings
 from inlay.router.shares import Weights
 from inlay.router.stage_slots import StageSlots
-from inlay.transport.api import Announces, Drains, Plane, Reaches, RecordsAdapters, Worker
+from inlay.transport.api import (
+    Announces,
+    CountsLosses,
+    Drains,
+    Loss,
+    Plane,
+    Reaches,
+    RecordsAdapters,
+    Worker,
+)
 
 ASLEEP_RETRY_AFTER = 5.0
 """Seconds after which to ask again for a model that is asleep: waking takes about that long."""
@@ -136,6 +145,10 @@ class Router:
     def unavailable(self) -> Mapping[str, str]:
         """As `inlay.transport.api.Plane.unavailable`, with those that are asked nothing."""
         return {**self._plane.unavailable(), **self._fleet.refused()}
+
+    def losses(self) -> Mapping[tuple[str, Loss], int]:
+        """As `inlay.transport.api.CountsLosses`; none where the plane counts none."""
+        return self._plane.losses() if isinstance(self._plane, CountsLosses) else {}
 
     def unreachable(self) -> str | None:
         """As `inlay.transport.api.Reaches`; None where the plane is never cut off."""

@@ -1,7 +1,7 @@
 """Protocols of a transport: planes, workers and streams."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from inlay.messages.card import ModelCard
 from inlay.messages.commands import Command, LoadAdapter
@@ -160,6 +160,18 @@ class Reaches(Protocol):
 
     def unreachable(self) -> str | None:
         """Say why nothing reaches any worker now, or None."""
+
+
+Loss: TypeAlias = Literal["silent", "restarted"]
+"""How a worker was lost: no sign of life came any more; its engine's process ended."""
+
+
+@runtime_checkable
+class CountsLosses(Protocol):
+    """A plane that counts the workers that went without saying so."""
+
+    def losses(self) -> Mapping[tuple[str, Loss], int]:
+        """Return the workers lost so far, by model."""
 
 
 @runtime_checkable

@@ -40,13 +40,40 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{/* The image of a pool; without one of its own the image of its engine, beside the frontends'. */}}
+{{- define "inlay.workerImage" -}}
+{{- $image := dict -}}
+{{- range $key, $value := .pool.image }}{{ if $value }}{{ $_ := set $image $key $value }}{{ end }}{{ end -}}
+{{- if not $image.repository -}}
+{{- $engine := default "torch" (get .pool.config "engine") -}}
+{{- $torch := ternary "cuda" "worker" (gt (int .pool.gpus.count) 0) -}}
+{{- $suffix := get (dict "torch" $torch "echo" "worker" "vllm" "vllm") $engine -}}
+{{- if not $suffix -}}
+{{- fail (printf "workers: %s: image.repository is needed: there is no image for engine %s" .pool.name $engine) -}}
+{{- end -}}
+{{- $_ := set $image "repository" (printf "%s-%s" .root.Values.image.repository $suffix) -}}
+{{- end -}}
+{{- include "inlay.image" (dict "root" .root "image" $image) -}}
+{{- end -}}
+
 {{- define "inlay.secretName" -}}
 {{- printf "%s-secrets" (include "inlay.fullname" .) -}}
 {{- end -}}
 
 {{/* Settings and their defaults of one pool; call with (dict "root" $ "pool" .). */}}
 {{- define "inlay.pool" -}}
-{{- mergeOverwrite (deepCopy .root.Values.workerDefaults) (deepCopy .pool) | toYaml -}}
+{{- $given := deepCopy .pool -}}
+{{- $defaults := deepCopy .root.Values.workerDefaults -}}
+{{- /* A volume has one source: a pool's own takes the place of the default, and is not added. */ -}}
+{{- if and $given.model (get (default dict $given.model) "volume") }}{{ $_ := unset $defaults.model "volume" }}{{ end -}}
+{{- if $given.cacheVolume }}{{ $_ := unset $defaults "cacheVolume" }}{{ end -}}
+{{- $pool := mergeOverwrite $defaults $given -}}
+{{- if not $pool.resources -}}
+{{- /* The weights and as much again for cache and library on a CPU; on a GPU they pass through. */ -}}
+{{- $gib := ternary 1.0 2.0 (gt (int $pool.gpus.count) 0) | mulf (float64 $pool.model.gigabytes) | addf 2.0 | ceil | int -}}
+{{- $_ := set $pool "resources" (dict "requests" (dict "cpu" "2" "memory" (printf "%dGi" $gib))) -}}
+{{- end -}}
+{{- $pool | toYaml -}}
 {{- end -}}
 
 {{/* The members' URLs of NATS. */}}
@@ -62,8 +89,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* True where some pool's model is a name on the hub. */}}
 {{- define "inlay.usesHub" -}}
 {{- range .Values.workers -}}
-{{- $model := default dict .model -}}
-{{- if not $model.volume -}}hub {{ end -}}
+{{- $pool := include "inlay.pool" (dict "root" $ "pool" .) | fromYaml -}}
+{{- if not $pool.model.volume -}}hub {{ end -}}
 {{- end -}}
 {{- end -}}
 
@@ -92,6 +119,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $host := (urlParse .).host -}}
 - ports: [{port: {{ default (ternary "443" "80" (hasPrefix "https:" .)) (trimPrefix ":" (regexFind ":[0-9]+$" $host)) }}}]
 {{- end }}
+{{- end -}}
+
+{{/* The port of a worker's probes: the one below those of its engines. */}}
+{{- define "inlay.healthPort" -}}
+{{- sub (int .Values.transport.port) 1 -}}
 {{- end -}}
 
 {{/* Bytes that JetStream may take: four fifths of its volume, so that the disk is never full. */}}

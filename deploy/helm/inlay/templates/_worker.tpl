@@ -11,7 +11,6 @@
 {{- $root := .root -}}
 {{- $pool := .pool -}}
 {{- $several := gt (int $pool.nodes) 1 -}}
-{{- $image := merge dict $pool.image -}}
 {{- /* vLLM and SGLang start processes that share memory; a runtime gives 64 MiB. */ -}}
 {{- $others := has (get $pool.config "engine") (list "vllm" "sglang") -}}
 {{- $shared := default (ternary "1Gi" "" $others) $pool.sharedMemory -}}
@@ -33,8 +32,8 @@ spec:
   terminationGracePeriodSeconds: {{ add (ceil (float64 $pool.drainTimeout)) 15 }}
   containers:
     - name: worker
-      image: {{ include "inlay.image" (dict "root" $root "image" $image) }}
-      imagePullPolicy: {{ default $root.Values.image.pullPolicy $image.pullPolicy }}
+      image: {{ include "inlay.workerImage" (dict "root" $root "pool" $pool) }}
+      imagePullPolicy: {{ default $root.Values.image.pullPolicy $pool.image.pullPolicy }}
       args:
         - worker
         {{- if $several }}
@@ -64,8 +63,8 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       {{- $ports := max 1 (int $pool.ranks) }}
-      {{- if or (not $root.Values.transport.dial) $pool.extraPorts }}
       ports:
+        - {name: health, containerPort: {{ include "inlay.healthPort" $root }}}
         {{- if not $root.Values.transport.dial }}
         {{- range $rank := until (int $ports) }}
         - {name: transport-{{ $rank }}, containerPort: {{ add $root.Values.transport.port $rank }}}
@@ -74,19 +73,21 @@ spec:
         {{- range $pool.extraPorts }}
         - {name: {{ .name }}, containerPort: {{ .port }}}
         {{- end }}
-      {{- end }}
-      {{- if not $root.Values.transport.dial }}
-      # The port opens when the engine has answered its first probe. It is not asked again for
-      # liveness: the worker watches its engine itself, and a busy one must not be killed.
+      # Ready when the engine has answered its first probe. Alive while the supervising process is:
+      # it watches its engine itself, and a busy one must not be killed.
       startupProbe:
-        tcpSocket: {port: transport-{{ sub $ports 1 }}}
+        httpGet: {path: /ready, port: health}
         periodSeconds: 10
         failureThreshold: {{ div (add 9 (include "inlay.startupSeconds" $pool)) 10 }}
       readinessProbe:
-        tcpSocket: {port: transport-{{ sub $ports 1 }}}
+        httpGet: {path: /ready, port: health}
         periodSeconds: 10
         failureThreshold: 3
-      {{- end }}
+      livenessProbe:
+        httpGet: {path: /live, port: health}
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 6
       resources:
         {{- $resources := deepCopy $pool.resources }}
         {{- if gt (int $pool.gpus.count) 0 }}

@@ -1,5 +1,6 @@
 """Metrics that are read from the objects they are of, at each scrape."""
 
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,7 +11,7 @@ from inlay.http.metrics.engine_health import health_of
 from inlay.http.watched import WatchedFiles
 from inlay.router import Router
 from inlay.store import StoredPrompts
-from inlay.transport.api import Worker
+from inlay.transport.api import Loss, Worker
 
 _MODEL = ("model_name",)
 
@@ -110,6 +111,21 @@ def router_metrics(router: Router) -> Iterator[Metric]:
         for weights, part in shares.items():
             share.add_metric([model, weights.weights_id, weights.dtype], part)
     yield share
+    lost = CounterMetricFamily(
+        "inlay:workers_lost",
+        "Workers that were lost: silent, no sign of life came; restarted, the engine's end.",
+        labels=(*_MODEL, "reason"),
+    )
+    losses = router.losses()
+    # From 0 on: an increase from nothing is not seen.
+    reasons: tuple[Loss, ...] = typing.get_args(Loss)
+    for model in {card.name for card in router.models()} | {model for model, _ in losses}:
+        for reason in reasons:
+            lost.add_metric([model, reason], losses.get((model, reason), 0))
+    yield lost
+    yield GaugeMetricFamily(
+        "inlay:workers_ready", "Workers that may be sent requests.", len(router.ready())
+    )
     yield GaugeMetricFamily(
         "inlay:discovery_reachable",
         "1 if what tells of workers (NATS) answers, else 0.",

@@ -1,10 +1,11 @@
 """A plane of worker processes on this machine."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
-from inlay.transport.api import FrameTransport
+from inlay.transport.api import FrameTransport, Loss
 from inlay.transport.link import PeerLink, SettleWith
 from inlay.transport.messages import FromWorker
 
@@ -25,6 +26,7 @@ class LocalPlane:
         self._tasks: dict[PeerLink, asyncio.Task[None]] = {}
         self._asking: dict[PeerLink, asyncio.Task[None]] = {}
         self._missing: dict[str, str] = {}
+        self._losses: Counter[tuple[str, Loss]] = Counter()
 
     def _link(self, channel: FrameTransport[FromWorker]) -> PeerLink:
         return PeerLink(f"local-{next(self._numbers)}", channel, self._tell, settle=self._settle)
@@ -51,6 +53,8 @@ class LocalPlane:
 
     async def remove(self, link: PeerLink) -> None:
         """Disconnect from a worker and forget it."""
+        if link.last_card is not None:
+            self._losses[link.last_card.name, "restarted"] += 1
         link.close()
         self._asking.pop(link).cancel()
         await self._tasks.pop(link)
@@ -75,6 +79,10 @@ class LocalPlane:
             self._missing.pop(name, None)
         else:
             self._missing[name] = reason
+
+    def losses(self) -> Mapping[tuple[str, Loss], int]:
+        """As `inlay.transport.api.CountsLosses`."""
+        return self._losses
 
     def unavailable(self) -> Mapping[str, str]:
         """As `Plane.unavailable`."""

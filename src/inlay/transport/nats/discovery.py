@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from nats.aio.msg import Msg
 from inlay.base import liveness
 from inlay.base.errors import InlayError
 from inlay.messages.card import PROTOCOL, ModelCard, Stats
+from inlay.transport.api import Loss
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.messages import OLDEST, Beat
 from inlay.transport.nats.subjects import last_token
@@ -71,6 +73,9 @@ class FleetWorker:
 class Discovery:
     """The workers of a namespace, as their heartbeats and cards show them.
 
+    Attributes:
+        losses: workers that went without saying so, by model.
+
     Args:
         member: joined as a frontend.
         secret_fingerprint: of the secret that digests are made with; workers with another are
@@ -87,6 +92,7 @@ class Discovery:
         changed: Callable[[], None] = lambda: None,
         protocol: int = PROTOCOL,
     ) -> None:
+        self.losses: Counter[tuple[str, Loss]] = Counter()
         self._member = member
         self._fingerprint = secret_fingerprint
         self._notify = changed
@@ -170,7 +176,7 @@ class Discovery:
             return
         worker = self._workers.get(participant)
         if worker is not None and worker.beat.incarnation != beat.incarnation:
-            self._drop(participant, "its engine was started again")
+            self._drop(participant, "its engine was started again", "restarted")
             worker = None
         if worker is None:
             self._read_soon(participant, beat)
@@ -230,8 +236,10 @@ class Discovery:
             self._serving.add(participant)
             log.info("worker %s serves %s", participant, worker.card.name)
 
-    def _drop(self, participant: str, reason: str | None) -> None:
+    def _drop(self, participant: str, reason: str | None, loss: Loss | None = None) -> None:
         worker = self._workers.pop(participant, None)
+        if worker is not None and loss is not None:
+            self.losses[worker.card.name, loss] += 1
         self._serving.discard(participant)
         self.set_unavailable(participant, reason)
         if worker is not None:
@@ -244,7 +252,11 @@ class Discovery:
             if since is not None:
                 for worker in self.workers():
                     if now - max(worker.heard, since) > GONE_SECONDS:
-                        self._drop(worker.participant, f"no heartbeat came for {GONE_SECONDS:g} s")
+                        self._drop(
+                            worker.participant,
+                            f"no heartbeat came for {GONE_SECONDS:g} s",
+                            "silent",
+                        )
             for participant, (_, at) in list(self._unavailable.items()):
                 if now - at > _REMEMBERED_SECONDS:
                     del self._unavailable[participant]

@@ -20,7 +20,7 @@ from inlay.messages.card import PROTOCOL, ModelCard
 from inlay.messages.commands import LoadAdapter
 from inlay.messages.digest import Secret
 from inlay.messages.routing import FrontendLoad, KvEvents, KvSnapshot
-from inlay.transport.api import FrameTransport, Worker
+from inlay.transport.api import FrameTransport, Loss, Worker
 from inlay.transport.link import GONE, PeerLink
 from inlay.transport.listener import dial
 from inlay.transport.memory import ReceiveMemory
@@ -153,6 +153,10 @@ class NatsPlane:
         stranger = self._member.stranger
         found = self._discovery.unavailable()
         return found if stranger is None else {**found, self._member.id: stranger}
+
+    def losses(self) -> Mapping[tuple[str, Loss], int]:
+        """As `inlay.transport.api.CountsLosses`."""
+        return self._discovery.losses
 
     def unreachable(self) -> str | None:
         """As `inlay.transport.api.Reaches`."""

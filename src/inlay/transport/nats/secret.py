@@ -84,10 +84,16 @@ async def uphold(storage: KeyValue, kept: Kept) -> str | None:
     raise OverloadedError("NATS does not settle on a secret", retry_after=1)
 
 
+async def record(storage: KeyValue) -> Kept | None:
+    """The namespace's record of its secret, if it has one. Raises `OverloadedError`."""
+    found = await _read(storage)
+    return None if found is None else found[0]
+
+
 async def recorded(storage: KeyValue) -> str | None:
     """The fingerprint of the namespace's secret, if it has one. Raises `OverloadedError`."""
-    found = await _read(storage)
-    return None if found is None else found[0].fingerprint
+    found = await record(storage)
+    return None if found is None else found.fingerprint
 
 
 async def _read(storage: KeyValue) -> tuple[Kept, int | None] | None:

@@ -111,6 +111,11 @@ class NatsWorker:
         """Of the participant."""
         return self._member.id
 
+    @property
+    def ready(self) -> bool:
+        """True while frontends may send requests."""
+        return self._state == "ready"
+
     async def start(self) -> None:
         """Announce the engine's card. Raises `OverloadedError` when NATS does not answer."""
         control, subjects = self._member.control, self._member.subjects
