@@ -94,6 +94,12 @@ _BY_PATH: dict[str, dict[str, Any]] = {
             "additionalProperties": False,
         },
     },
+    "pool.weight": {"type": ["number", "null"], "minimum": 0, "maximum": 1e6},
+    "pool.minWorkers": {"type": "integer", "minimum": 0},
+    "pool.autoscaling.pollingSeconds": _AT_LEAST_ONE,
+    "pool.autoscaling.firstTokenSeconds": _NOT_NEGATIVE,
+    "pool.autoscaling.betweenTokensSeconds": _NOT_NEGATIVE,
+    "extraObjects": {"type": "array", "items": {"type": ["object", "string"]}},
     "pool.autoscaling.kind": {"enum": ["hpa", "keda"]},
     # With no worker a request is refused and not kept waiting, so nothing would scale up again.
     "pool.autoscaling.minReplicas": _AT_LEAST_ONE,
@@ -107,6 +113,7 @@ _BY_NAME: dict[str, dict[str, Any]] = {
     "env": _ENV,
     "maxUnavailable": _SEVERAL,
     "maxSkew": _AT_LEAST_ONE,
+    "revisionHistoryLimit": {"type": "integer", "minimum": 0},
     "interval": {"type": "string", "pattern": "^[0-9]+(s|m)$"},
 }
 """The same for a key of that name anywhere."""
@@ -114,7 +121,7 @@ _BY_NAME: dict[str, dict[str, Any]] = {
 _MADE_BY_THE_CHART = {
     "frontend": {"host", "port", "ssl-certfile", "ssl-keyfile", "api-key-file", "transport-port"},
     "worker": {"model", "transport-port", "transport-bind", "transport-dial", "engine-arguments"}
-    | {"health-port"},
+    | {"health-port", "weight", "min-workers"},
     "both": {"namespace", "nats", "nats-wait", "secret-file", "transport-host", "log-format"}
     | {"nats-replicas", "nats-creds", "nats-nkey-seed", "drain-timeout", "otlp-traces-endpoint"}
     | {"nats-user", "nats-password-file"}

@@ -53,9 +53,8 @@ class Pod:
 
     @property
     def container(self) -> Object:
-        """Its only container."""
-        (container,) = self.spec["containers"]
-        return dict(container)
+        """Its own container, which comes before those that users add."""
+        return dict(self.spec["containers"][0])
 
 
 @cache

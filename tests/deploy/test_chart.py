@@ -22,7 +22,7 @@ from inlay.http.callers.keys import read_keys
 from inlay.http.settings import FrontendSettings
 from tests.deploy.chart import CHART, VALUES, Object, Pod, named, pods, render, without_made_secrets
 from tests.deploy.network import leaves, passes
-from tests.deploy.tools import ROOT, TOOLS, helms, run
+from tests.deploy.tools import ROOT, TOOLS, helms, run, tool
 
 pytestmark = pytest.mark.deploy
 
@@ -360,6 +360,111 @@ def test_a_pool_without_an_image_gets_one_with_its_engine(any_helm: str, tmp_pat
         "own": "mine:1",
     }
     assert one(objects, "Deployment inlay-frontend").container["image"].endswith(digest)
+
+
+EXTRAS = ROOT / "tests" / "deploy" / "values" / "extras.yaml"
+
+
+def test_what_users_add_to_pods_is_there(any_helm: str) -> None:
+    objects = render(any_helm, EXTRAS)
+    for owner in ("Deployment inlay-frontend", "Deployment inlay-worker-old"):
+        pod, spec = one(objects, owner), one(objects, owner).spec
+        assert pod.labels["tier"] == "gold"
+        assert pod.template["metadata"]["annotations"]["sidecar.example/inject"] == "false"
+        assert [found["name"] for found in spec["initContainers"]] == ["fetch"]
+        assert [found["name"] for found in spec["containers"][1:]] == ["proxy"]
+        assert pod.container["envFrom"] == [{"configMapRef": {"name": "proxies"}}]
+        assert (spec["schedulerName"], spec["dnsPolicy"]) == ("gangs", "None")
+        assert spec["dnsConfig"] == {"nameservers": ["10.0.0.10"]}
+        deployment = named(objects, "Deployment")[owner.split()[1]]["spec"]
+        assert deployment["strategy"] == {"type": "Recreate"}
+        assert deployment["revisionHistoryLimit"] == 2
+    old = one(objects, "Deployment inlay-worker-old")
+    assert old.spec["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    assert old.container["resources"]["claims"] == [{"name": "gpu"}]
+    accounts = named(objects, "ServiceAccount")
+    for owner, name, role in (
+        ("Deployment inlay-frontend", "inlay", "inlay"),
+        ("Deployment inlay-worker-old", "inlay-worker-old", "models"),
+    ):
+        assert one(objects, owner).spec["serviceAccountName"] == name
+        assert accounts[name]["metadata"]["annotations"] == {"iam.example/role": role}
+    new = one(objects, "Deployment inlay-worker-new")
+    assert new.spec["serviceAccountName"] == "there-already"
+    assert "there-already" not in accounts
+    assert {"more", "inlay-text"} <= set(named(objects, "ConfigMap"))
+    (monitor,) = named(objects, "ServiceMonitor").values()
+    assert monitor["spec"]["endpoints"][0]["relabelings"][0]["targetLabel"] == "node"
+    assert monitor["spec"]["endpoints"][0]["metricRelabelings"][0]["action"] == "keep"
+    (rules,) = named(objects, "PrometheusRule").values()
+    (_, alerting) = rules["spec"]["groups"]
+    for rule in alerting["rules"]:
+        url = rule["annotations"]["runbook_url"]
+        assert url == f"https://docs.example/runbooks#{rule['alert'].lower()}"
+
+
+def test_a_pool_says_its_share_of_a_change_of_the_model(any_helm: str, tmp_path: Path) -> None:
+    objects = render(any_helm, EXTRAS)
+    found = {
+        name: settings_of(one(objects, f"Deployment inlay-worker-{name}"), tmp_path)
+        for name in ("old", "new")
+    }
+    assert (found["old"].weight, found["old"].min_workers) == (None, None)
+    assert (found["new"].weight, found["new"].min_workers) == (0.05, 2)
+
+
+def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None:
+    objects = render(any_helm, EXTRAS)
+    (scaled,) = named(objects, "ScaledObject").values()
+    triggers = scaled["spec"]["triggers"]
+    assert len(triggers) == 3
+    for trigger in triggers:
+        assert trigger["authenticationRef"] == {"name": "prometheus"}
+    rules = [
+        {"record": f"query:{number}", "expr": trigger["metadata"]["query"]}
+        for number, trigger in enumerate(triggers)
+    ]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    run(tool("promtool"), "check", "rules", file)
+    # Two workers, first tokens all within 4 to 8 s where 2 are the target: some four workers each.
+    series = 'namespace="models", model_name="chat"'
+    case = {
+        "interval": "30s",
+        "input_series": [
+            {"series": f'inlay:worker_well{{{series}, engine="a"}}', "values": "1x20"},
+            {"series": f'inlay:worker_well{{{series}, engine="b"}}', "values": "1x20"},
+            {
+                "series": f'vllm:time_to_first_token_seconds_bucket{{{series}, le="4"}}',
+                "values": "0x20",
+            },
+            {
+                "series": f'vllm:time_to_first_token_seconds_bucket{{{series}, le="8"}}',
+                "values": "0+10x20",
+            },
+            {
+                "series": f'vllm:time_to_first_token_seconds_bucket{{{series}, le="+Inf"}}',
+                "values": "0+10x20",
+            },
+        ],
+        "promql_expr_test": [
+            {
+                "expr": triggers[1]["metadata"]["query"],
+                "eval_time": "5m",
+                "exp_samples": [{"labels": "{}", "value": 0}],
+            },
+            {
+                "expr": triggers[2]["metadata"]["query"],
+                "eval_time": "5m",
+                "exp_samples": [{"labels": "{}", "value": 2 * 7.8 / 2}],
+            },
+        ],
+    }
+    tests = tmp_path / "tests.yaml"
+    tests.write_text(
+        yaml.safe_dump({"rule_files": [], "evaluation_interval": "30s", "tests": [case]})
+    )
+    run(tool("promtool"), "test", "rules", tests)
 
 
 def test_every_container_asks_for_cpu_and_memory(objects: Objects) -> None:

@@ -19,6 +19,7 @@ import torch
 import yaml
 from scripts.dashboard import queries
 
+from inlay.api.app import routes
 from tests.deploy.chart import CHART
 from tests.deploy.tools import ROOT, run, tool
 from tests.equality.reference import rows_of
@@ -152,6 +153,18 @@ def test_every_alert_fires_when_it_should_and_not_before() -> None:
         assert f"alertname: {alert['alert']}\n        exp_alerts" in tested, alert["alert"]
 
 
+def test_rules_take_all_that_clients_ask_for_and_no_probe_for_a_request() -> None:
+    patterns = {
+        pattern
+        for rule in rules()
+        for pattern in re.findall(r'inlay:http_requests_total\{[^}]*route!~"([^"]+)"', rule["expr"])
+    }
+    (pattern,) = patterns
+    for operation, _ in routes():
+        is_request = re.fullmatch(pattern, operation.path) is None
+        assert is_request == (not operation.open), operation.path
+
+
 def test_every_alert_has_its_section_in_the_runbooks() -> None:
     text = (ROOT / "docs" / "deploy" / "runbooks.md").read_text()
     for alert in alerts():
@@ -238,7 +251,12 @@ def drill(tmp_path: Path) -> Iterator[Drill]:
         port = free_port()
         found = Drill(nats, "", port, [], Part("frontend", "--nats", nats.url, "--port", port,
             until="HTTP at"))  # fmt: skip
-        stack.callback(lambda: [part.end() for part in (*found.workers, found.frontend)])
+
+        def end() -> None:
+            for part in (*found.workers, found.frontend):
+                part.end()
+
+        stack.callback(end)
         for _ in range(2):
             found.add_worker()
         found.frontend.wait_ready()

@@ -104,8 +104,7 @@ def read(
         given = from_file(command.options, Path(words.config)) | given
     elif CONFIG_VARIABLE in environ:
         file = Path(environ[CONFIG_VARIABLE])
-        others = known_variables if command.borrows else ()
-        found = from_file(command.options, file, others)
+        found = from_file(command.options, file, known_variables if command.borrows else ())
         if command.borrows:
             found = {name: value for name, value in found.items() if name in command.borrows}
         given = found | given
@@ -211,9 +210,7 @@ def from_environment(
     return given
 
 
-def from_file(
-    options: Options, path: Path, others: Collection[str] = ()
-) -> dict[str, RawValue]:
+def from_file(options: Options, path: Path, others: Collection[str] = ()) -> dict[str, RawValue]:
     """Read the values that a YAML or TOML file sets, by field name.
 
     Args:
@@ -238,8 +235,8 @@ def from_file(
             if reason is not None:
                 _logger.warning("%s: %s has no effect: %s", path, key, reason)
                 continue
-            said, others = advice([flag], None)
-            unknown += [*said, *(_unknown("key", str(key), keys) for _ in others)]
+            said, left = advice([flag], None)
+            unknown += [*said, *(_unknown("key", str(key), keys) for _ in left)]
             continue
         if option.name in given:
             raise UsageError(f"{path}: {option.key} is given twice")

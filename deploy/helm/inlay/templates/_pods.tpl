@@ -23,12 +23,26 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end -}}
 
+{{/* What a component's values add to its pods; call with the values of the component. */}}
+{{- define "inlay.podExtras" -}}
+{{- range $key := list "schedulerName" "dnsPolicy" "dnsConfig" "resourceClaims" }}
+{{- with get $ $key }}
+{{ $key }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with .initContainers }}
+initContainers:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{/* The first fields of every pod's spec. No links: Kubernetes would set variables that begin with
 INLAY_ for the Services of a release of that name, and inlay refuses those it does not know. */}}
 {{- define "inlay.podSpec" -}}
 enableServiceLinks: false
 automountServiceAccountToken: false
-serviceAccountName: {{ include "inlay.fullname" . }}
+serviceAccountName: {{ default (include "inlay.fullname" .) .serviceAccountName }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}

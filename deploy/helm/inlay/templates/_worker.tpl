@@ -18,13 +18,18 @@ metadata:
   labels:
     {{- include "inlay.podLabels" (dict "root" $root "component" "worker") | nindent 4 }}
     inlay/pool: {{ $pool.name }}
+    {{- with $pool.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   annotations:
     inlay/config: {{ toYaml (list .config .arguments) | sha256sum | trunc 16 | quote }}
-    {{- with $root.Values.podAnnotations }}
+    {{- with merge (deepCopy $pool.podAnnotations) $root.Values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  {{- include "inlay.podSpec" $root | nindent 2 }}
+  {{- $account := dict "serviceAccountName" (include "inlay.poolAccount" (dict "root" $root "pool" $pool)) }}
+  {{- include "inlay.podSpec" (merge $account $root) | nindent 2 }}
+  {{- include "inlay.podExtras" $pool | nindent 2 }}
   {{- include "inlay.placement" $pool | nindent 2 }}
   {{- include "inlay.spread" (dict "spread" $pool.topologySpread "labels" .selector) | nindent 2 }}
   # The drain and 15 s for the rest: they cannot disagree. Nobody reaches a worker by a Service, so
@@ -62,6 +67,10 @@ spec:
         {{- with $pool.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+      {{- with $pool.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
       {{- $ports := max 1 (int $pool.ranks) }}
       ports:
         - {name: health, containerPort: {{ include "inlay.healthPort" $root }}}
@@ -108,6 +117,9 @@ spec:
         {{- with $pool.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+    {{- with $pool.sidecars }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     {{- include "inlay.memberVolumes" $root | nindent 4 }}
     - name: config
