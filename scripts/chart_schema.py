@@ -47,6 +47,7 @@ _BY_PATH: dict[str, dict[str, Any]] = {
     "runAsUser": _AT_LEAST_ONE,
     "fleet.name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,32}$"},
     "fleet.logFormat": {"enum": ["text", "json"]},
+    "fleet.logLevel": {"enum": ["debug", "info", "warning", "error"]},
     "nats.replicas": {"enum": [1, 3, 5]},
     "nats.persistence.size": {"type": "string", "pattern": "^[0-9]+[MGT]i?$"},
     "nats.maxPayload": {"type": "integer", "minimum": 65536, "maximum": 67108864},
@@ -122,7 +123,15 @@ _MADE_BY_THE_CHART = {
     "frontend": {"host", "port", "ssl-certfile", "ssl-keyfile", "api-key-file", "transport-port"},
     "worker": {"model", "transport-port", "transport-bind", "transport-dial", "engine-arguments"}
     | {"health-port", "weight", "min-workers"},
-    "both": {"namespace", "nats", "nats-wait", "secret-file", "transport-host", "log-format"}
+    "both": {
+        "namespace",
+        "nats",
+        "nats-wait",
+        "secret-file",
+        "transport-host",
+        "log-format",
+        "log-level",
+    }
     | {"nats-replicas", "nats-creds", "nats-nkey-seed", "drain-timeout", "otlp-traces-endpoint"}
     | {"nats-user", "nats-password-file"}
     | {"nats-tls-ca", "nats-tls-cert", "nats-tls-key", "data-parallel-size", "data-parallel-rank"},

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import inlay
+from inlay.base.build import build_id
 from inlay.cli import main
 from inlay.cli.command import Command
 from inlay.cli.commands import commands
@@ -49,14 +50,14 @@ def test_a_command_that_writes_or_prints_a_result_does_so_as_json_too(command: C
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"], {}) == 0
-    assert capsys.readouterr().out == f"inlay {inlay.__version__}\n"
+    assert capsys.readouterr().out == f"inlay {inlay.__version__} (build {build_id()})\n"
 
 
 def test_the_package_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "inlay", "--version"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"inlay {inlay.__version__}\n"
+    assert done.stdout == f"inlay {inlay.__version__} (build {build_id()})\n"
 
 
 @pytest.mark.parametrize(

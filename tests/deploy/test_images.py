@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import inlay
+from inlay.base.build import build_id
 from tests.deploy.containers import CONFINED, LIMITS, confined, image, logs, podman
 from tests.deploy.tools import ROOT, run
 
@@ -21,7 +22,10 @@ def test_an_image_runs_as_nobody_in_particular_and_says_so(target: str) -> None:
     assert found["Config"]["User"] == "10001:10001"
     assert found["Config"]["Entrypoint"] == ["tini", "--", "inlay"]
     assert found["Labels"]["org.opencontainers.image.version"] == inlay.__version__
-    assert confined(name, "--version", network="none") == f"inlay {inlay.__version__}\n"
+    assert (
+        confined(name, "--version", network="none")
+        == f"inlay {inlay.__version__} (build {build_id()})\n"
+    )
 
 
 @pytest.mark.parametrize("port", [8000, 7400, 4222])
@@ -60,7 +64,7 @@ def test_the_image_for_gpus_refuses_a_torch_without_cuda() -> None:
             image("cuda")
     else:
         said = confined(image("cuda"), "--version", network="none")
-        assert said == f"inlay {inlay.__version__}\n"
+        assert said == f"inlay {inlay.__version__} (build {build_id()})\n"
 
 
 def test_the_image_with_vllm_serves_text_and_embeddings_alike(tmp_path: Path) -> None:

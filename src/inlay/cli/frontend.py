@@ -30,7 +30,7 @@ def run(settings: FleetFrontendSettings) -> int:
     Raises:
         InlayError: the address is taken, NATS is out of reach, or the namespace has another secret.
     """
-    configure(settings.telemetry.log_format)
+    configure(settings.telemetry.log_format, settings.telemetry.log_level)
     return run_until_signal(_host(settings, Console(sys.stdout, sys.stderr)))
 
 

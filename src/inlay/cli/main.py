@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import inlay
+from inlay.base.build import build_id
 from inlay.base.errors import InlayError
 from inlay.cli.command import Command, FileError, UsageError
 from inlay.cli.commands import commands, known_variables
@@ -33,6 +34,11 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     given = list(sys.argv[1:] if argv is None else argv)
     console = Console(sys.stdout, sys.stderr)
     environ = os.environ if environ is None else environ
+    if environ.get("INLAY_LOG_FORMAT") == "json":
+        from inlay.telemetry import configure
+
+        # Errors of the settings themselves, too.
+        configure("json")
 
     def find_and_run() -> int:
         words = _choose_extensions(given)
@@ -43,7 +49,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             console.out(overview((command.name, command.summary) for command in group))
             return 0
         if words[0] == "--version":
-            console.out(f"inlay {inlay.__version__}\n")
+            console.out(f"inlay {inlay.__version__} (build {build_id()})\n")
             return 0
         command, rest = _find(words)
         return failing(
@@ -58,13 +64,13 @@ def failing(name: str, console: Console, act: Callable[[], int]) -> int:
     try:
         return act()
     except FileError as error:
-        console.line(f"{name}: {error}")
+        console.error(f"{name}: {error}")
         return EXIT_USAGE
     except UsageError as error:
-        console.line(f"{name}: {error} (see {name} --help)")
+        console.error(f"{name}: {error} (see {name} --help)")
         return EXIT_USAGE
     except InlayError as error:
-        console.line(f"{name}: {error.message}")
+        console.error(f"{name}: {error.message}")
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -1,7 +1,9 @@
 """The process of a command: its output streams, progress, signals and event loop."""
 
+import logging
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -39,17 +41,34 @@ class Console:
         self.stdout.flush()
 
     def line(self, text: str) -> None:
-        """Write one line of progress or error, whatever line breaks `text` has.
+        """Write one line of progress, whatever line breaks `text` has.
 
         A server goes on, and ends in order, where nobody reads its progress any more.
         """
-        self.progress(" ".join(text.split()) + "\n")
+        self._say(" ".join(text.split()), logging.INFO)
+
+    def error(self, text: str) -> None:
+        """As `line`, the error that ends the command."""
+        self._say(" ".join(text.split()), logging.ERROR)
+
+    def _say(self, line: str, level: int) -> None:
+        if self.stderr is sys.stderr and _shows_json():
+            # As all other lines are, not only those of loggers.
+            logging.getLogger("inlay").log(level, "%s", line)
+        else:
+            self.progress(line + "\n")
 
     def progress(self, text: str) -> None:
         """Write `text` to `stderr` as it is, if somebody reads it."""
         with suppress(BrokenPipeError):
             self.stderr.write(text)
             self.stderr.flush()
+
+
+def _shows_json() -> bool:
+    from inlay.telemetry import shows_json
+
+    return shows_json()
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def _with_rest(settings: ServeSettings, rest: Sequence[str]) -> ServeSettings:
 
 def run_host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> int:
     """`host` in an event loop of its own; the exit status."""
-    configure(settings.telemetry.log_format)
+    configure(settings.telemetry.log_format, settings.telemetry.log_level)
     return run_until_signal(host(settings, console, when_ready))
 
 

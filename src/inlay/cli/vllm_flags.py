@@ -122,7 +122,6 @@ INSTEAD: Mapping[str, str] = {
     "--headless": "a worker without HTTP is `inlay worker`",
     "--hf-token": "set HF_TOKEN in the environment",
     "--log-error-stack": "errors inside the server are logged with their stack",
-    "--log-level": _NONE + "; see --log-format and --no-log-requests",
     "--max-log-len": "prompts are never logged",
     "--max-num-queued-reqs": "see --max-inflight-requests",
     "--middleware": "put a proxy in front",
@@ -141,7 +140,7 @@ INSTEAD: Mapping[str, str] = {
     "--trust-request-chat-template": "templates of clients are never run; see --chat-template",
     "--trust-request-mm-kwargs": "requests do not set an image processor",
     "--uds": "listen on 127.0.0.1 and put a proxy in front",
-    "--uvicorn-log-level": "see --log-format and --no-log-requests",
+    "--uvicorn-log-level": "see --log-level and --no-log-requests",
     "--worker-extension-cls": "inlay's own is used",
 }
 """Advice for flags that go to no engine."""
@@ -188,7 +187,7 @@ HARMLESS_SWITCHES = frozenset(
 HARMLESS_VALUES = frozenset(
     """
     --chat-template-content-format --disable-access-log-for-endpoints --guided-decoding-backend
-    --log-level --max-log-len --max-seq-len-to-capture --num-scheduler-steps --preemption-mode
+    --max-log-len --max-seq-len-to-capture --num-scheduler-steps --preemption-mode
     --seed --swap-space --uvicorn-log-level
     """.split()  # noqa: SIM905 (as a list, a line for each)
 )

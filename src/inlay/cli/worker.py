@@ -56,7 +56,7 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
         engine.engine == "vllm" and _EMBEDS in engine.engine_arguments
     )
     settings = settings.model_copy(update={"engine": engine, "enable_prompt_embeds": embeds})
-    configure(settings.telemetry.log_format)
+    configure(settings.telemetry.log_format, settings.telemetry.log_level)
     return run_until_signal(_host(settings, stage, Console(sys.stdout, sys.stderr)))
 
 

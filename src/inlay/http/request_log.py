@@ -11,9 +11,20 @@ from inlay.base.errors import InlayError
 from inlay.http.errors import ClientGone
 from inlay.http.server import Call
 from inlay.telemetry.logs import log_fields
-from inlay.telemetry.tracing import Value
+from inlay.telemetry.tracing import PROVIDER, Value
 
 _log = logging.getLogger("inlay.requests")
+
+HTTP_500 = 500
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/embeddings": "embeddings",
+    "/pooling": "embeddings",
+}
+"""`gen_ai.operation.name` of OpenTelemetry's list, by route; none fits the others."""
 
 CLIENT_GONE = 499
 """Status in the log of a request whose client left, as in nginx."""
@@ -76,6 +87,7 @@ def _end_span(call: Call, fields: dict[str, Value], error: BaseException | None)
         "status": "http.response.status_code",
         "model": "gen_ai.request.model",
         "prompt_tokens": "gen_ai.usage.input_tokens",
+        "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
         "output_tokens": "gen_ai.usage.output_tokens",
     }
     if call.sent is not None:
@@ -83,4 +95,11 @@ def _end_span(call: Call, fields: dict[str, Value], error: BaseException | None)
         began, sent = (now - int((clock - at) * 1e9) for at in (call.began, call.sent))
         call.server.tracing.record("inlay.prepare", call.span.traceparent, began, sent, {})
     attributes = {names.get(name, f"inlay.{name}"): value for name, value in fields.items()}
-    call.span.end(attributes, failed=_kind(error))
+    operation = _OPERATIONS.get(call.route)
+    if operation is not None:
+        attributes |= PROVIDER | {"gen_ai.operation.name": operation}
+    if "model" in fields:
+        attributes["gen_ai.response.model"] = fields["model"]
+    status = fields["status"]
+    at_fault = error is call.failed or not isinstance(status, int) or status >= HTTP_500
+    call.span.end(attributes, failed=_kind(error), at_fault=at_fault)

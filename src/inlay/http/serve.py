@@ -13,6 +13,7 @@ from typing import TypeAlias
 import uvicorn
 
 from inlay.base import liveness
+from inlay.base.build import build_id
 from inlay.base.pace import set_switch_interval
 from inlay.http import uvicorn_inside
 from inlay.http.address import bound
@@ -23,7 +24,7 @@ from inlay.http.bounded_http import BoundedHttp
 from inlay.http.callers.auth import ADMIN_PORT
 from inlay.http.callers.keys import read_keys
 from inlay.http.listener import Listener
-from inlay.http.metrics.collectors import file_metrics
+from inlay.http.metrics.collectors import build_metrics, file_metrics
 from inlay.http.references import sweep
 from inlay.http.settings import FrontendSettings
 from inlay.http.tls import Tls
@@ -243,6 +244,8 @@ async def serve(
         if tls is not None:
             app.server.metrics.add_certificate(lambda: tls.expires)
         app.server.show_metrics(lambda: file_metrics(watched(app, tls)))
+        build = await asyncio.to_thread(build_id)
+        app.server.show_metrics(lambda: build_metrics(build))
         listening = stack.enter_context(closing(bound(settings.host, settings.port)))
         await stack.enter_async_context(_admin_port(app, settings, tls, on_admin_started))
         if on_started is not None:

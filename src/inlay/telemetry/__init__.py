@@ -3,8 +3,8 @@
 Neither ever contains text, tokens or embeddings of a prompt or an answer.
 """
 
-from inlay.telemetry.logs import configure
+from inlay.telemetry.logs import configure, shows_json
 from inlay.telemetry.settings import TelemetrySettings
-from inlay.telemetry.tracing import Span, Tracing
+from inlay.telemetry.tracing import PROVIDER, Span, Tracing
 
-__all__ = ["Span", "TelemetrySettings", "Tracing", "configure"]
+__all__ = ["PROVIDER", "Span", "TelemetrySettings", "Tracing", "configure", "shows_json"]

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Literal
 
 FIELDS = "inlay_fields"
@@ -44,13 +46,34 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(form: Literal["text", "json"]) -> None:
-    """Configure logging: INFO and above to standard error, as text or JSON."""
+FORMAT_VARIABLE = "INLAY_LOG_FORMAT"
+"""Variable that says the form of the lines also where settings cannot be read."""
+
+
+def configure(form: Literal["text", "json"], level: str = "info") -> None:
+    """Configure logging: `level` and above to standard error, as text or JSON.
+
+    In JSON what Python itself would write as text, warnings and what nobody caught, is a line too.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(TextLines(_TEXT) if form == "text" else JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if form == "json":
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
     # Its lines about starting and stopping say what ours say.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def shows_json() -> bool:
+    """Return True if lines are JSON."""
+    return any(isinstance(each.formatter, JsonLines) for each in logging.getLogger().handlers)
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    logging.getLogger("inlay").critical("the process ends", exc_info=(kind, error, trace))
 
 
 def log_fields(

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Value: TypeAlias = str | int | float | bool
+Value: TypeAlias = str | int | float | bool | list[str]
+
+PROVIDER = {"gen_ai.provider.name": "inlay"}
+"""On every span about a model, https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/."""
 Kind: TypeAlias = Literal["server", "internal", "consumer"]
 
 _traceparent = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -38,14 +41,24 @@ class Span:
         self._span = span
         self.traceparent = traceparent
 
-    def end(self, attributes: Mapping[str, Value], *, failed: str | None = None) -> None:
-        """End it now, with `attributes`; `failed` names the kind of error it ended with."""
+    def end(
+        self, attributes: Mapping[str, Value], *, failed: str | None = None, at_fault: bool = True
+    ) -> None:
+        """End it now.
+
+        Args:
+            attributes: of the span.
+            failed: the kind of error it ended with, if it did.
+            at_fault: False if the error is the client's: the status of the span then stays unset,
+                as OpenTelemetry says of a server's 4xx.
+        """
         from opentelemetry.trace import Status, StatusCode
 
         self._span.set_attributes(attributes)
         if failed is not None:
             self._span.set_attribute("error.type", failed)
-            self._span.set_status(Status(StatusCode.ERROR))
+            if at_fault:
+                self._span.set_status(Status(StatusCode.ERROR))
         self._span.end()
 
 

@@ -9,12 +9,13 @@ from inlay.base.pace import importing
 
 with importing():
     from inlay.telemetry import configure
+    from inlay.telemetry.logs import FORMAT_VARIABLE
     from inlay.worker.process import run
 
 
 def main() -> int:
     """Run a worker on the file descriptors named in the arguments."""
-    configure("text")
+    configure("json" if os.environ.get(FORMAT_VARIABLE) == "json" else "text")
     return asyncio.run(run(*map(int, sys.argv[1:])))
 
 

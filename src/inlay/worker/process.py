@@ -25,6 +25,7 @@ from inlay.messages.card import SelfCheck, StageCard
 from inlay.messages.commands import AnyCommand
 from inlay.messages.digest import Secret
 from inlay.telemetry import TelemetrySettings, Tracing, configure
+from inlay.telemetry.logs import FORMAT_VARIABLE
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.local import Arena, LocalTransport
@@ -169,6 +170,7 @@ async def spawn(
                 ),
                 **python.environment(os.environ),
                 **environment,
+                FORMAT_VARIABLE: "text" if telemetry is None else telemetry.log_format,
             },
             stdin=asyncio.subprocess.DEVNULL,
             # Its own session: Ctrl-C in a terminal is for the frontend, which drains before it lets
@@ -269,7 +271,7 @@ async def run(
         raise TypeError(f"the first message must be Boot, got {type(boot).__name__}")
     settings = EngineSettings.model_validate_json(boot.settings)
     telemetry = TelemetrySettings.model_validate_json(boot.telemetry)
-    configure(telemetry.log_format)
+    configure(telemetry.log_format, telemetry.log_level)
     try:
         find_temporary_directory()
         tracing = Tracing.open(telemetry.otlp_traces_endpoint, "inlay-worker")

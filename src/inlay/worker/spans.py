@@ -6,7 +6,7 @@ The request, and in it how long it was queued, prefilled and decoded.
 import time
 
 from inlay.messages.request import Emit, Output, Request, Usage
-from inlay.telemetry import Tracing
+from inlay.telemetry import PROVIDER, Tracing
 
 
 def traced(tracing: Tracing, request: Request, emit: Emit, engine: str) -> Emit:
@@ -42,7 +42,8 @@ def traced(tracing: Tracing, request: Request, emit: Emit, engine: str) -> Emit:
                     "inlay.engine": engine,
                     "gen_ai.usage.input_tokens": usage.prompt_tokens,
                     "gen_ai.usage.output_tokens": usage.completion_tokens,
-                    "inlay.finish_reason": output.finish_reason,
+                    "gen_ai.response.finish_reasons": [output.finish_reason],
+                    **PROVIDER,
                 },
                 failed=None if output.error is None else output.error.kind,
             )

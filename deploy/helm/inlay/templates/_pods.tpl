@@ -90,6 +90,7 @@ topologySpreadConstraints:
 {{- define "inlay.memberEnv" -}}
 - name: INLAY_CONFIG
   value: /etc/inlay/config/inlay.yaml
+- {name: INLAY_LOG_FORMAT, value: {{ .Values.fleet.logFormat }}}
 - name: HOME
   value: /var/cache/inlay
 - name: POD_IP
@@ -102,7 +103,7 @@ topologySpreadConstraints:
 {{- define "inlay.memberConfig" -}}
 namespace: {{ .Values.fleet.name }}
 nats-wait: 60
-log-format: {{ .Values.fleet.logFormat }}
+log-level: {{ .Values.fleet.logLevel }}
 secret-file: /etc/inlay/fleet/root-secret
 {{- with .Values.fleet.otlpTracesEndpoint }}
 otlp-traces-endpoint: {{ . }}

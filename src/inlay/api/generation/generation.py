@@ -450,7 +450,9 @@ def generation_of(
         return [ChoiceState(index, own, renderer, display) for index, own in enumerate(sent)]
 
     total = sum(len(prompt) + model.positions_before for prompt in prompts)
-    times = call.times = call.server.metrics.request(model.card.name, total, call.began)
+    times = call.times = call.server.metrics.request(
+        model.card.name, total, call.began, per_prompt, max(own.max_tokens for own in sampling)
+    )
     scores = [PromptScores(prompt) for prompt in prompts] if scored else []
     return Generation(
         requests,

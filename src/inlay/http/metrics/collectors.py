@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+import inlay
 from inlay.embedding.cache import ResultCache
 from inlay.http.metrics.engine_health import health_of
 from inlay.http.watched import WatchedFiles
@@ -89,6 +90,17 @@ def file_metrics(watched: Sequence[WatchedFiles]) -> Iterator[Metric]:
             failures.add_metric([files.name], files.failures)
             failing.add_metric([files.name], files.failing)
     yield from (failures, failing)
+
+
+def build_metrics(build: str) -> Iterator[Metric]:
+    """Yield which code runs."""
+    info = GaugeMetricFamily(
+        "inlay:build_info",
+        "1, for the version and the code that runs.",
+        labels=["version", "build"],
+    )
+    info.add_metric([inlay.__version__, build], 1)
+    yield info
 
 
 def router_metrics(router: Router) -> Iterator[Metric]:

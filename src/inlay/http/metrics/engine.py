@@ -144,6 +144,7 @@ class EngineMetrics(Collector):
                 distance.add_metric(labels, check.distance)
         yield distance
         yield from _canaries(self._workers())
+        yield from _media_cache(self._seen)
         for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, text, field in rows:
                 metric = family(name, text, labels=_LABELS)
@@ -151,6 +152,18 @@ class EngineMetrics(Collector):
                     if worker.stats is not None:
                         metric.add_metric([worker.model, worker.id], _value(worker.stats, field))
                 yield metric
+
+
+def _media_cache(seen: Sequence[_Seen]) -> Iterator[Metric]:
+    """VLLM's names of what `inlay:image_cache_*` counts."""
+    queries = CounterMetricFamily("vllm:mm_cache_queries", "Images looked up.", labels=_LABELS)
+    hits = CounterMetricFamily("vllm:mm_cache_hits", "Of them, those found.", labels=_LABELS)
+    for worker in seen:
+        if worker.stats is not None:
+            found, missed = worker.stats.image_cache_hits, worker.stats.image_cache_misses
+            queries.add_metric([worker.model, worker.id], found + missed)
+            hits.add_metric([worker.model, worker.id], found)
+    yield from (queries, hits)
 
 
 def _canaries(workers: Sequence[Worker]) -> Iterator[Metric]:

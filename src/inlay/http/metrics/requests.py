@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -19,6 +26,7 @@ _SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0,
     160.0,
 )  # fmt: skip
+_CHOICES = (1, 2, 5, 10, 20)
 _LENGTHS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
 
@@ -77,6 +85,8 @@ class Metrics:
 
     def __init__(self, held_bytes: Callable[[], int], running: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
+        # process_resident_memory_bytes and the like, of Linux.
+        ProcessCollector(registry=self.registry)
         model = ("model_name",)
 
         # `labels` takes a lock and makes a tuple of strings each time.
@@ -103,6 +113,11 @@ class Metrics:
         )
         self._cached = counter(
             "vllm:prompt_tokens_cached", "Prompt positions found in the prefix cache."
+        )
+        self._sources = counter(
+            "vllm:prompt_tokens_by_source",
+            "Prompt positions computed (local_compute) and found in a cache (local_cache_hit).",
+            ("model_name", "source"),
         )
         self._generated = counter("vllm:generation_tokens", "Tokens shown to clients.")
         self._success = counter(
@@ -134,6 +149,32 @@ class Metrics:
             "vllm:request_decode_time_seconds",
             "Of a choice, from its first token to its last.",
             _SECONDS,
+        )
+        self._prefilling = histogram(
+            "vllm:request_prefill_time_seconds",
+            "Of a choice, from its first step, where the engine says when, to its first token.",
+            _SECONDS,
+        )
+        self._inference = histogram(
+            "vllm:request_inference_time_seconds",
+            "Of a choice, from its first step to its last token.",
+            _SECONDS,
+        )
+        self._computed = histogram(
+            "vllm:request_prefill_kv_computed_tokens",
+            "Prompt positions of a request that were in no cache.",
+            _LENGTHS,
+        )
+        self._asked_choices = histogram("vllm:request_params_n", "Choices asked for.", _CHOICES)
+        self._asked_tokens = histogram(
+            "vllm:request_params_max_tokens",
+            "Most tokens of a choice that were asked for.",
+            _LENGTHS,
+        )
+        self._most_tokens = histogram(
+            "vllm:request_max_num_generation_tokens",
+            "Tokens of the longest choice of a request.",
+            _LENGTHS,
         )
         self._lengths = histogram(
             "vllm:request_prompt_tokens", "Prompt positions of a request.", _LENGTHS
@@ -202,8 +243,15 @@ class Metrics:
         self._texts(model).inc(texts)
         self._whole(model).observe(time.perf_counter() - began)
 
-    def request(self, model: str, prompt_tokens: int, began: float) -> "RequestTimes":
-        """Begin to measure a request that arrived at `began` (`time.perf_counter`)."""
+    def request(
+        self, model: str, prompt_tokens: int, began: float, choices: int, max_tokens: int
+    ) -> "RequestTimes":
+        """Begin to measure a request that arrived at `began` (`time.perf_counter`).
+
+        `choices` are those of each prompt, and `max_tokens` the most of one.
+        """
+        self._asked_choices(model).observe(choices)
+        self._asked_tokens(model).observe(max_tokens)
         self._prompt_tokens(model).inc(prompt_tokens)
         self._lengths(model).observe(prompt_tokens)
         return RequestTimes(self, model, prompt_tokens, began)
@@ -245,6 +293,9 @@ class ChoiceTimes:
         """Record the end with `tokens` in all; `queued` is seconds, 0 if unknown."""
         if self.first:
             decoding = self._last - self.first
+            prefilling = max(0.0, self.first - self._began - queued)
+            self._metrics._prefilling(self._model).observe(prefilling)
+            self._metrics._inference(self._model).observe(prefilling + decoding)
             self._metrics._decoding(self._model).observe(decoding)
             if tokens > 1:
                 self._metrics._each(self._model).observe(decoding / (tokens - 1))
@@ -276,7 +327,14 @@ class RequestTimes:
     def finished(self, cached_tokens: int) -> None:
         """Record the end of the request."""
         self._cached = cached_tokens
-        self._metrics._cached(self._model).inc(cached_tokens)
+        computed = max(0, self._prompt - cached_tokens)
+        metrics, model = self._metrics, self._model
+        metrics._cached(model).inc(cached_tokens)
+        metrics._sources(model, "local_cache_hit").inc(cached_tokens)
+        metrics._sources(model, "local_compute").inc(computed)
+        metrics._computed(model).observe(computed)
+        if self._choices:
+            metrics._most_tokens(model).observe(max(each.output for each in self._choices))
         self._metrics._whole(self._model).observe(time.perf_counter() - self._began)
 
     def log_fields(self) -> dict[str, str | int | float | bool]:
