@@ -14,7 +14,7 @@ SOURCE = PACKAGES / "inlay"
 EXTENSIONS = ("inlay_audit", "inlay_batches", "inlay_stages", "inlay_tools")
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
-BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "slots"}
+BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "slots", "build"}
 MESSAGES = {"request", "card", "commands", "fields", "limits", "outputs", "refusals"}
 MESSAGES |= {"resuming", "routing"}
 SHARED = BASE | MESSAGES
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "extras": set[str](),
     "pace": set[str](),
     "blocks": set[str](),
+    "build": set[str](),
     "parent": set[str](),
     "hidden_states": set[str](),
     "speech": {"prompt"},

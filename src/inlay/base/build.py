@@ -1,4 +1,4 @@
-"""What tells two builds of one version apart."""
+"""Identity of the code that runs: tells two builds of one version apart."""
 
 import hashlib
 from functools import cache

@@ -163,7 +163,7 @@ class Reaches(Protocol):
 
 
 Loss: TypeAlias = Literal["silent", "restarted"]
-"""How a worker was lost: no sign of life came any more; its engine's process ended."""
+"""Way in which a worker was lost: no sign of life came any more; its engine's process ended."""
 
 
 @runtime_checkable
