@@ -32,6 +32,15 @@ def listed(items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items, "minItems": 1}
 
 
+_RELABELING = fields(
+    sourceLabels=listed(STRING),
+    separator=STRING,
+    targetLabel=STRING,
+    regex=STRING,
+    modulus=INTEGER,
+    replacement=STRING,
+    action=STRING,
+)
 _ENDPOINT = fields(
     "port",
     port=STRING,
@@ -40,6 +49,8 @@ _ENDPOINT = fields(
     scheme={"enum": ["http", "https"]},
     tlsConfig=fields(insecureSkipVerify={"type": "boolean"}),
     authorization=fields("credentials", credentials=fields("name key", name=STRING, key=STRING)),
+    relabelings=listed(_RELABELING),
+    metricRelabelings=listed(_RELABELING),
 )
 _RULE: dict[str, Any] = {
     **fields(
@@ -64,6 +75,7 @@ _TRIGGER = fields(
         threshold=STRING,
         ignoreNullValues={"enum": ["true", "false"]},
     ),
+    authenticationRef=fields("name", name=STRING, kind=STRING),
 )
 
 SPECS: dict[tuple[str, str], dict[str, Any]] = {
@@ -82,7 +94,15 @@ SPECS: dict[tuple[str, str], dict[str, Any]] = {
         scaleTargetRef=fields("name", apiVersion=STRING, kind=STRING, name=STRING),
         minReplicaCount=INTEGER,
         maxReplicaCount=INTEGER,
+        idleReplicaCount=INTEGER,
         cooldownPeriod=INTEGER,
+        pollingInterval=INTEGER,
+        fallback=fields(
+            "failureThreshold replicas",
+            failureThreshold=INTEGER,
+            replicas=INTEGER,
+            behavior=STRING,
+        ),
         advanced=fields(horizontalPodAutoscalerConfig={"type": "object"}),
         triggers=listed(_TRIGGER),
     ),
