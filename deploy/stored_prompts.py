@@ -1,12 +1,12 @@
-"""Back up a fleet's stored prompts while it serves, and restore them.
+"""Back up a fleet's stored prompts, and files of batches, while it serves, and restore them.
 
     python3 stored_prompts.py backup > FILE
     python3 stored_prompts.py restore < FILE
 
 Reaches NATS as a frontend with the same INLAY_ variables does. The file has a line with the
 namespace's record of its secret: the secret itself where NATS keeps it, so keep the file as a key.
-Then, for the records and for the contents, a line of JSON and the server's own snapshot in chunks of
-the length that is before each. Restoring needs no stored prompts to be there, and brings the secret
+Then, for the records and for the contents, a line of JSON and the server's own snapshot in chunks
+of the length that is before each. Restoring needs no stored prompts to be there, and brings the secret
 back; where that is in files (--secret-file), the files have to be the same.
 """
 
@@ -28,7 +28,7 @@ from inlay.cli.settings import FleetFrontendSettings
 from inlay.transport.nats import secret
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.settings import NatsSettings
-from inlay.transport.nats.subjects import PROMPTS, Subjects
+from inlay.transport.nats.subjects import FILES, PROMPTS, Subjects
 
 _LENGTH = struct.Struct(">I")
 _CHUNK_BYTES = 128 * 1024
@@ -49,10 +49,11 @@ async def main() -> None:
     try:
         if sys.argv[1] == "backup":
             await _back_up_secret(settings, sys.stdout.buffer)
-            name = Subjects(settings.namespace).kept(PROMPTS)
-            # Records first: a content without a record is nothing to anyone.
-            for stream in (f"KV_{name}", f"OBJ_{name}"):
-                await _back_up(client, stream, sys.stdout.buffer)
+            for kind in (PROMPTS, FILES):
+                name = Subjects(settings.namespace).kept(kind)
+                # Records first: a content without a record is nothing to anyone.
+                for stream in (f"KV_{name}", f"OBJ_{name}"):
+                    await _back_up(client, stream, sys.stdout.buffer)
         else:
             while line := sys.stdin.buffer.readline():
                 kept = json.loads(line)
@@ -98,6 +99,8 @@ async def _restore_secret(settings: NatsSettings, data: bytes) -> None:
 
 
 async def _back_up(client: Client, stream: str, file: BinaryIO) -> None:
+    if await _asked(client, f"STREAM.INFO.{stream}", {}, or_none=True) is None:
+        return  # Nothing of that kind was ever kept.
     inbox = client.new_inbox()
     chunks = await client.subscribe(inbox)
     asked = {"deliver_subject": inbox, "no_consumers": True, "chunk_size": _CHUNK_BYTES}

@@ -261,7 +261,7 @@ def test_files_and_batches_of_others_are_as_absent_as_none(llama: Fleet, tmp_pat
     assert [*bob.files.list(), *bob.batches.list()] == []
     # A key that is removed while its batch runs ends it; it finds its files when it is back.
     write("bob")
-    llama.run(llama.apps[url].server.keys.reload())
+    llama.run(llama.apps[url].server.keys.files.reload())
     deadline = time.monotonic() + 60
     part = llama.apps[url].server.parts["batches"]
     owner = part.owner("ann")
@@ -269,7 +269,7 @@ def test_files_and_batches_of_others_are_as_absent_as_none(llama: Fleet, tmp_pat
         assert time.monotonic() < deadline
         time.sleep(0.1)
     write("ann", "bob")
-    llama.run(llama.apps[url].server.keys.reload())
+    llama.run(llama.apps[url].server.keys.files.reload())
     batch = ann.batches.retrieve(batch.id)
     assert len(rows(ann, batch.output_file_id)) + len(rows(ann, batch.error_file_id)) == 400
 

@@ -1,4 +1,6 @@
-"""Write the variables of nats.conf that hold the password: `access.py PASSWORD TARGET [HOST:PORT]...`.
+"""Write the variables of nats.conf that hold the password.
+
+    access.py PASSWORD TARGET [HOST:PORT]...
 
 PASSWORD and TARGET are files; each HOST:PORT is a server of the cluster. A variable of the
 environment would be read as NATS' own syntax: 123 as a number, a space as the end.
