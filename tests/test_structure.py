@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "stages": {"errors", "edges", "speech"},
     "tensors": SHARED,
     "media": BASE | {"tensors"},
-    "render": SHARED,
+    "render": SHARED | {"tensors"},
     "transport": SHARED,
     "router": SHARED | {"transport", "extension"},
     "telemetry": {"errors"},

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.table import StoredTensor, tensors_in
+from inlay.tensors.stored import StoredTensor, tensors_in
 from inlay_audit.prompts import AuditPrompt, Floats, Rng
 from inlay_audit.transform import WORDS, RowTransform, Setting, Transform, named
 

@@ -13,8 +13,8 @@ from inlay.engine.source import Served
 from inlay.render.tokenizer import load_tokenizer
 from inlay.render.vocabulary import Vocabulary
 from inlay.stages.graph import UNLIKE_TOKENIZERS, Graph, Port, Stage, StageCard, check
+from inlay.tensors.checkpoint import config_of
 from inlay.tensors.projector import projector_layers
-from inlay.tensors.table import config_of
 from inlay_stages.engines.diffusers.facts import INDEX, is_pipeline, read_index
 
 MAX_WORKERS = 64

@@ -11,15 +11,11 @@ from inlay.base import extras
 from inlay.base.errors import InvalidRequestError
 from inlay.cli.command import UsageError
 from inlay.cli.process import Console
+from inlay.tensors.checkpoint import stored_tensors
 from inlay.tensors.converting import Converted, convert_directory, convert_file, made_aside
-from inlay.tensors.table import stored_tensors
+from inlay.tensors.gguf import SUFFIX, GgufFile
 from inlay.tensors.weight_files import PICKLED, find_pickled, weight_files
 from inlay_tools.settings import ConvertModelSettings
-
-_GGUF = b"GGUF"
-_VERSIONS = (2, 3)
-_LEAST_ENTRY = 13
-"""Bytes of a key or a tensor in the header of a GGUF file at least."""
 
 
 def run(settings: ConvertModelSettings) -> int:
@@ -44,7 +40,7 @@ def run(settings: ConvertModelSettings) -> int:
     else:
         raise InvalidRequestError(
             f"{source} is in no format that is read: a directory, or a file in "
-            f"{', '.join(f'*{ending}' for ending in (*PICKLED, '.gguf'))}"
+            f"{', '.join(f'*{ending}' for ending in (*PICKLED, SUFFIX))}"
         )
     console, names = Console(sys.stdout, sys.stderr), [str(file) for file in found.files]
     if settings.output_format == "json":
@@ -61,8 +57,8 @@ def run(settings: ConvertModelSettings) -> int:
 def _gguf_of(source: Path) -> Path | None:
     """Return the GGUF file that is meant; None where it is another format."""
     if source.is_file():
-        return source if source.suffix == ".gguf" else None
-    files = sorted(source.glob("*.gguf"))
+        return source if source.suffix == SUFFIX else None
+    files = sorted(source.glob(f"*{SUFFIX}"))
     if not files or (source / "config.json").is_file() or find_pickled(source) is not None:
         return None
     if len(files) > 1:
@@ -75,7 +71,7 @@ def _convert_gguf(file: Path, settings: ConvertModelSettings) -> Converted:
     output = settings.output or file.with_suffix("")
     if output.exists():
         raise InvalidRequestError(f"{output} is there already, and nothing is overwritten")
-    _check_gguf(file)
+    GgufFile.open(file)
     if find_spec("torch") is None:
         raise InvalidRequestError(f"GGUF is converted by transformers: {extras.install('torch')}")
     from inlay.engine.torch.weights.from_gguf import convert
@@ -87,26 +83,3 @@ def _convert_gguf(file: Path, settings: ConvertModelSettings) -> Converted:
     stored = list(stored_tensors(output))
     names = [Path(name) for name in weight_files(output).names]
     return Converted(output, names, len(stored), sum(tensor.nbytes for tensor in stored))
-
-
-def _check_gguf(file: Path) -> None:
-    """Raise `InvalidRequestError` for what is no whole GGUF file, before anything is read."""
-    with file.open("rb") as stream:
-        head = stream.read(24)
-    size = file.stat().st_size
-    version, tensors, keys = (int.from_bytes(head[a:b], "little") for a, b in _FIELDS)
-    if not head.startswith(_GGUF):
-        raise InvalidRequestError(f"{file} is no GGUF file: it begins with {head[:4]!r}")
-    if len(head) < 24 or (tensors + keys) * _LEAST_ENTRY > size:
-        raise InvalidRequestError(
-            f"{file} is cut short or damaged: its {size} bytes hold no {tensors} tensors and "
-            f"{keys} keys"
-        )
-    if version not in _VERSIONS:
-        raise InvalidRequestError(
-            f"{file} has version {version} of GGUF; read are {' and '.join(map(str, _VERSIONS))}"
-        )
-
-
-_FIELDS = ((4, 8), (8, 16), (16, 24))
-"""Places of version, number of tensors and number of keys."""

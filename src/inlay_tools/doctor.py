@@ -241,6 +241,8 @@ def _certificate(certificate: Path, key: Path | None) -> Finding:
 def _model(name: str, settings: DoctorSettings) -> Iterator[Finding]:
     """Compare a model with its own code; a line for each distance, 1 being its own rounding."""
     try:
+        from inlay.tensors.gguf import types_in
+        from inlay.tensors.hub import local_directory
         from inlay_tools.model_check import self_check_of
 
         found = self_check_of(name, settings.dtype, settings.device)
@@ -251,6 +253,8 @@ def _model(name: str, settings: DoctorSettings) -> Iterator[Finding]:
         yield Finding("fails", "model", " ".join(error.message.split()))
         return
     state: State = "ok" if found.result == "passed" else "note"
+    if types := types_in(local_directory(name) or Path(name)):
+        yield Finding("ok", "model", f"GGUF, of {', '.join(types)}; dequantised as it is loaded")
     yield Finding(state, "model", f"{found.result} against {found.reference}")
     for place, distance in found.distances.items():
         yield Finding(state, "distance", f"{distance:.2f} of {found.bound:g}  {place}")

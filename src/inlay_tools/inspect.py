@@ -123,9 +123,10 @@ def _rows(
 
 
 def _table(prompt: EmbeddedPrompt, embedder: PromptEmbedder) -> str:
-    own = embedder.table.id
+    table = embedder.table
+    own, blocks = table.id, "" if table.stored_as == table.dtype else f" ({table.stored_as})"
     if prompt.table_id is None:
-        return f"not stamped; the model's is {own}"
+        return f"not stamped; the model's is {own}{blocks}"
     if prompt.table_id == own:
-        return f"{own}, the model's"
-    return f"{prompt.table_id}, but the model's is {own}: made for another model"
+        return f"{own}, the model's{blocks}"
+    return f"{prompt.table_id}, but the model's is {own}{blocks}: made for another model"

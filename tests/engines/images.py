@@ -22,7 +22,7 @@ from transformers import (
 from inlay.media.spec import Detail, MediaSpec, layout, media_segments
 from inlay.messages.digest import media_digest
 from inlay.messages.prompt import Buffer, Prompt, Segment, Tokens
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 from tests.engine.torch.vision_reference import Picture, ids_of
 from tests.engines.starting import SECRET
 from tests.equality.reference import endless

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 from tests.embedding_models import EMBEDDING_MODELS, tiny_embedding, tiny_scoring
 from tests.engine.embed.test_media import CASES as EMBEDDED
 from tests.engine.torch.test_vision import CASES

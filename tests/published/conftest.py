@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from scripts.published import directory_of, obtain
+from scripts.published import file_of, is_there, obtain
 
 from tests.serving import Served, serving
 
@@ -21,7 +21,7 @@ def checkpoint(name: str) -> Path:
 
     Never fetched by a test, which would take the time that another one has.
     """
-    if not directory_of(name).exists():
+    if not is_there(name):
         pytest.fail(f"{name} is not there: `make test-published` fetches it", pytrace=False)
     return obtain(name)
 
@@ -34,16 +34,23 @@ class Servers:
 
     def __init__(self) -> None:
         self._running = ExitStack()
-        self._name = ""
+        self._path: Path | None = None
         self._served: Served | None = None
 
-    def of(self, name: str) -> Served:
-        """The server of a checkpoint, with every core and rows allowed, otherwise as it comes."""
-        if self._name != name or self._served is None:
+    def of(self, name: str, *, gguf: bool = False) -> Served:
+        """The server of a checkpoint, with every core and rows allowed, otherwise as it comes.
+
+        Args:
+            name: of the checkpoint.
+            gguf: of the file that its directory was made from.
+        """
+        directory = checkpoint(name)
+        path = file_of(name) if gguf else directory
+        if self._path != path or self._served is None:
             self.end()
             self._served = self._running.enter_context(
                 serving(
-                    checkpoint(name),
+                    path,
                     "--served-model-name",
                     "m",
                     "--enable-prompt-embeds",
@@ -51,7 +58,7 @@ class Servers:
                     within=WITHIN,
                 )
             )
-            self._name = name
+            self._path = path
         return self._served
 
     def end(self) -> None:

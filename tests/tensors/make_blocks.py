@@ -11,7 +11,7 @@ import numpy as np
 
 from inlay.tensors.blocks import TYPES, is_finite
 
-BLOCKS = Path(__file__).parent / "saved" / "blocks"
+BLOCKS = Path(__file__).parent / "golden_blocks"
 _NUMBER = 6
 
 

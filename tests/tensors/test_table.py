@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM, GemmaConfig
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.table import EmbeddingTable, check_tensors, spread, stored_tensors
+from inlay.tensors.checkpoint import check_tensors, stored_tensors
+from inlay.tensors.table import EmbeddingTable, spread
 from tests.models import VOCAB_SIZE, make, tiny
 
 

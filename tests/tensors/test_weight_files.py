@@ -16,7 +16,8 @@ from inlay.base.errors import InvalidRequestError
 from inlay.embedding.config import DenseConfig
 from inlay.engine.embed.pooling import Dense
 from inlay.engine.weights import weights_id
-from inlay.tensors.table import EmbeddingTable, check_tensors, stored_tensors
+from inlay.tensors.checkpoint import check_tensors, stored_tensors
+from inlay.tensors.table import EmbeddingTable
 from inlay.tensors.tidy_directory import tidied
 from inlay.tensors.weight_files import weight_files
 from tests.examples import examples

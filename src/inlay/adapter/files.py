@@ -32,7 +32,8 @@ from inlay.adapter.tables import DTYPES, CheckTable, is_table, refuse
 from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.messages.prompt import DTYPE_SIZES
 from inlay.tensors.cast import NON_FINITE, largest_magnitude
-from inlay.tensors.table import StoredTensor, metadata_in, stored_tensors, tensors_in
+from inlay.tensors.checkpoint import stored_tensors
+from inlay.tensors.stored import StoredTensor, metadata_in, tensors_in
 from inlay.tensors.tensor import BITS_DTYPES, NUMPY_DTYPES, quoted
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -14,7 +14,8 @@ from typing import TypeAlias
 import numpy as np
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.table import StoredTensor, stored_tensors
+from inlay.tensors.checkpoint import stored_tensors
+from inlay.tensors.stored import StoredTensor
 from inlay.tensors.tensor import NUMPY_DTYPES, quoted
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,13 @@ from inlay.engine.source import ModelSource
 from inlay.engine.torch.checks import check_settings
 from inlay.extension import parts
 from inlay.render.tokenizer import load_tokenizer
+from inlay.tensors.checkpoint import check_tensors, config_of
+from inlay.tensors.gguf import is_gguf
 from inlay.tensors.hub import local_directory
-from inlay.tensors.table import check_tensors, config_of
 from inlay.tensors.weight_files import convertible, find_weights
+
+_READ_GGUF = ("torch", "echo")
+"""Engines that serve GGUF files."""
 
 
 def check_model(engine: EngineSettings) -> None:
@@ -24,15 +28,19 @@ def check_model(engine: EngineSettings) -> None:
             not serve what its config.json says.
     """
     path = Path(engine.model).expanduser()
-    if path.is_file():
-        raise InvalidRequestError(_is_a_file(path), param="model")
+    if path.is_file() and not is_gguf(path):
+        raise InvalidRequestError(
+            f"{path} is a file; MODEL is the directory it is in, with config.json and the "
+            "tokenizer, or a GGUF file",
+            param="model",
+        )
     directory = local_directory(engine.model)
     source: ModelSource
     for _, source in parts("models"):
         if source.check(engine, directory):
             return
     if directory is not None:
-        other = _other_format(directory)
+        other = _gguf_refused(engine) if is_gguf(directory) else _other_format(directory)
         if other is not None:
             raise InvalidRequestError(other, param="model")
         config_of(directory)
@@ -43,10 +51,16 @@ def check_model(engine: EngineSettings) -> None:
         check_settings(engine, directory)
 
 
-def _is_a_file(path: Path) -> str:
-    if path.suffix == ".gguf":
-        return _of_gguf(path)
-    return f"{path} is a file; MODEL is the directory it is in, with config.json and the tokenizer"
+def _gguf_refused(engine: EngineSettings) -> str | None:
+    """Return why an engine does not serve a GGUF file; None where it does."""
+    if engine.engine not in _READ_GGUF:
+        return (
+            f"{engine.model}: the {engine.engine} engine does not serve GGUF files; "
+            "--engine torch does"
+        )
+    if engine.task not in ("auto", "generate"):
+        return f"{engine.model}: GGUF files are served with --task generate, not {engine.task}"
+    return None
 
 
 def _other_format(directory: Path) -> str | None:
@@ -60,23 +74,11 @@ def _other_format(directory: Path) -> str | None:
     if find_weights(directory) is not None:
         return None
     name = convertible(directory)
-    if name is None:
-        return None
-    if name.endswith(".gguf"):
-        return _of_gguf(directory / name)
-    if not (directory / "config.json").is_file():
+    if name is None or not (directory / "config.json").is_file():
         return None
     return (
         f"{directory} has its weights in {name}, which is pickled; inlay reads safetensors. Make "
         f"them, which runs none of its code: inlay convert {shlex.quote(str(directory))}"
-    )
-
-
-def _of_gguf(file: Path) -> str:
-    source, made = (shlex.quote(str(path)) for path in (file, file.with_suffix("")))
-    return (
-        f"{file} is GGUF; inlay reads safetensors. Serve the model it was made from, or, with `pip "
-        f"install gguf`, convert it: inlay convert {source} && inlay serve {made}"
     )
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from inlay.tensors.checkpoint import checkpoint_of
+
 _TEXT = (
     "The capital of France is Paris. def add(a, b): return a + b  # 2 + 2 = 4, and so on; "
     "every morning she walks along the river to the old mill."
@@ -16,14 +18,14 @@ def text_ids(directory: Path, vocab_size: int, count: int) -> tuple[int, ...]:
         vocab_size: ids are below it.
         count: number of ids.
     """
-    file = directory / "tokenizer.json"
-    if not file.is_file():
+    form = checkpoint_of(directory).file("tokenizer.json")
+    if form is None:
         return ()
     try:
         # A worker of another interpreter may have none.
         from tokenizers import Tokenizer
 
-        found = Tokenizer.from_file(str(file)).encode(_TEXT).ids[:count]
+        found = Tokenizer.from_buffer(form).encode(_TEXT).ids[:count]
     except ImportError:
         return ()
     except Exception:  # tokenizers raises nothing narrower

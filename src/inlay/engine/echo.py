@@ -33,6 +33,7 @@ from inlay.messages.request import (
     TokenLogprobs,
     Usage,
 )
+from inlay.tensors.checkpoint import config_of
 
 
 @dataclass(slots=True)
@@ -74,10 +75,11 @@ class EchoEngine:
         """
         path = Path(self._settings.model)
         try:
-            text = (path / "config.json").read_text(encoding="utf-8-sig")
-        except OSError as error:
-            raise InvalidRequestError(f"no model at {path}: {error}", param="model") from error
-        config = json.loads(text)
+            config = config_of(path)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(
+                f"no model at {path}: {error.message}", param="model"
+            ) from error
         names = self._settings.names
         eos = config.get("eos_token_id")
         dtype = "float32" if self._settings.dtype == "auto" else self._settings.dtype
@@ -85,7 +87,7 @@ class EchoEngine:
             name=names[0],
             aliases=tuple(names[1:]),
             path=str(path),
-            weights_id=blake3(text.encode()).hexdigest(16),
+            weights_id=blake3(json.dumps(config).encode()).hexdigest(16),
             dtype=dtype,
             vocab_size=config["vocab_size"],
             hidden_size=config["hidden_size"],

@@ -1,6 +1,5 @@
 """Facts read from a model directory: dtype, end tokens, sampling defaults, embedding table."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from inlay.engine.weights import weights_id
 from inlay.media.families import spec_of
 from inlay.media.spec import MediaSpec
 from inlay.messages.fields import MODEL_DEFAULTS
-from inlay.tensors.table import EmbeddingTable, config_of
+from inlay.tensors.checkpoint import config_of, json_of
+from inlay.tensors.table import EmbeddingTable
 
 _HALF_BOUND = 1024.0
 """Largest absolute value of an embedding vector for a float16 model.
@@ -25,6 +25,7 @@ Its residual stream adds up to 64 values of that size without overflow.
 """
 
 _TIMES_TABLE = 100
+_GENERATION = "generation_config.json"
 
 
 def dtype_name(settings: EngineSettings, directory: Path) -> str:
@@ -53,19 +54,16 @@ def generation_config(settings: EngineSettings, directory: Path) -> dict[str, An
     """
     named = settings.generation_config
     other = named not in ("auto", "none", "vllm")
-    path = (Path(named).expanduser() if other else directory) / "generation_config.json"
-    if not path.is_file():
+    source = Path(named).expanduser() if other else directory
+    generation: dict[str, Any] | None = json_of(source, _GENERATION)
+    if generation is None:
         if other:
             raise InvalidRequestError(
-                f"--generation-config {named}: there is no {path}; allowed: auto, vllm, none, or a "
-                "directory with that file",
+                f"--generation-config {named}: there is no {source / _GENERATION}; allowed: auto, "
+                "vllm, none, or a directory with that file",
                 param="generation_config",
             )
         return {}
-    try:
-        generation: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InvalidRequestError(f"{path} is not JSON: {error}") from error
     return generation | {"do_sample": False} if named in ("none", "vllm") else generation
 
 

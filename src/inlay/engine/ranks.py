@@ -192,7 +192,7 @@ def has_experts(directory: Path) -> bool:
     Raises `InvalidRequestError` if `directory` holds no model.
     """
     # Imported late: every command imports this module, and the model readers are slow to import.
-    from inlay.tensors.table import config_of
+    from inlay.tensors.checkpoint import config_of
 
     config = config_of(directory)
     text = config.get("text_config") or config

@@ -326,5 +326,7 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
             return self.served_model_name
         path = Path(self.model).expanduser()
         # Keep the name of a symbolic link, not of its target.
-        last = Path(os.path.abspath(path)).name if path.is_dir() else ""  # noqa: PTH100
-        return [last or self.model]
+        last = Path(os.path.abspath(path))  # noqa: PTH100
+        if path.is_dir():
+            return [last.name or self.model]
+        return [last.stem if path.is_file() else self.model]

@@ -9,7 +9,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.source import ModelSource
 from inlay.engine.spec import spec_of
 from inlay.extension import parts
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import checkpoint_of, config_of
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def with_task(settings: EngineSettings) -> EngineSettings:
 
 def task_of(directory: Path) -> tuple[ChosenTask, str]:
     """Return the task a model was made for, and the reason."""
-    if (directory / "modules.json").is_file():
+    if checkpoint_of(directory).file("modules.json") is not None:
         return "embed", "the model has modules.json of sentence-transformers"
     return _of_architecture(config_of(directory))
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from blake3 import blake3
 from huggingface_hub import snapshot_download
 
+from inlay.tensors.checkpoint import config_of, stored_tensors
+from inlay.tensors.gguf import types_in
 from inlay.tensors.hub import asking_hub, local_directory
-from inlay.tensors.table import config_of, spread, stored_tensors
+from inlay.tensors.table import spread
 from inlay.tensors.tidy_directory import tidied
 
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -29,9 +31,9 @@ _BLOCKS = 4
 
 
 def directory_of(model: str, revision: str | None, files: Sequence[str] = _FILES) -> Path:
-    """Return the local directory of a model.
+    """Return the local directory of a model, or its GGUF file.
 
-    A directory is returned as it is; a hub name gives its snapshot (cache only under
+    What is here is returned as it is; a hub name gives its snapshot (cache only under
     `HF_HUB_OFFLINE`).
 
     Only `files` (names or patterns) of a snapshot are fetched.
@@ -41,7 +43,8 @@ def directory_of(model: str, revision: str | None, files: Sequence[str] = _FILES
     """
     local = local_directory(model)
     if local is not None:
-        return local.resolve()
+        # Parts of a file are found by its name, which a link to the hub's cache leads away from.
+        return local.resolve() if local.is_dir() else local.absolute()
     with asking_hub(model):
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(files)))
 
@@ -55,6 +58,17 @@ def for_other_engines(directory: Path) -> Path:
     until_the_end = ExitStack()
     atexit.register(until_the_end.close)
     return until_the_end.enter_context(tidied(directory, every_file=True))
+
+
+def weights_form(path: Path, dtype: str) -> str:
+    """Return the form of the weights in files, and what is made of them; "" for plain tensors.
+
+    Args:
+        path: of the model.
+        dtype: that it is computed in.
+    """
+    types = types_in(path)
+    return f"GGUF ({', '.join(types)}), dequantised to {dtype}" if types else ""
 
 
 def weights_id(directory: Path) -> str:

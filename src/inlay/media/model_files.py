@@ -10,7 +10,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.table import thinker_config
+from inlay.tensors.checkpoint import thinker_config
 
 _MAX_BYTES = 64 * 2**20
 

@@ -380,6 +380,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         aliases: further served names.
         path: where the model was loaded from; the frontend reads tokenizer and chat template there.
         weights_id: identity of configuration and weights, 32 hex digits.
+        weights_form: how its files hold the weights; "" for plain tensors.
         embedding_table_id: identity of the input embedding table, 32 hex digits, as `inlay.client`
             stamps it.
         embedding_abs_max: largest absolute value in the embedding table, after the model's own
@@ -437,6 +438,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str
     tasks: tuple[Task, ...] = (Task.GENERATE,)
     aliases: tuple[str, ...] = ()
+    weights_form: str = ""
     embedding_table_id: str = ""
     embedding_abs_max: float = 0.0
     prompt_embeds: str | None = None

@@ -5,7 +5,6 @@ and the file lacks are added; `add_bos_token` and `add_eos_token` have no effect
 defines the special tokens around a text; truncation and padding in the file are switched off.
 """
 
-import json
 from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Tokenizer
 
 from inlay.base.errors import InvalidRequestError
+from inlay.tensors.checkpoint import checkpoint_of, json_of
 
 
 class LoadedTokenizer(NamedTuple):
@@ -30,7 +30,8 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
         InvalidRequestError: there is none, or it cannot be read.
     """
     path = directory / "tokenizer.json"
-    if not path.is_file():
+    form = checkpoint_of(directory).file(path.name)
+    if form is None:
         where = repr(str(directory))
         raise InvalidRequestError(
             f"{directory} has no tokenizer.json. If the model has another kind of tokenizer, "
@@ -39,14 +40,14 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
             param="model",
         )
     try:
-        tokenizer = Tokenizer.from_buffer(path.read_bytes().removeprefix(BOM_UTF8))
+        tokenizer = Tokenizer.from_buffer(form.removeprefix(BOM_UTF8))
     except Exception as error:  # the library raises bare Exception
         raise InvalidRequestError(f"cannot read {path}: {error}", param="model") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    config = _read_json(directory / "tokenizer_config.json")
+    config = _object_of(directory, "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
-        config = {**config, **_read_json(directory / "special_tokens_map.json")}
+        config = {**config, **_object_of(directory, "special_tokens_map.json")}
     special_tokens = _special_tokens(config)
     try:
         _add_missing(tokenizer, config, special_tokens)
@@ -58,17 +59,14 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
     return LoadedTokenizer(tokenizer, special_tokens, config)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if there is no such file."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
+def _object_of(directory: Path, name: str) -> dict[str, Any]:
+    """Return the JSON object in a file of a model; empty if there is no such file."""
+    value = json_of(directory, name)
+    if value is None:
         return {}
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"cannot read {path}: {error}", param="model") from error
     if not isinstance(value, dict):
         raise InvalidRequestError(
-            f"{path} must hold an object, got {type(value).__name__}", param="model"
+            f"{directory / name} must hold an object, got {type(value).__name__}", param="model"
         )
     return value
 

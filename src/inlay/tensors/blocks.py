@@ -92,7 +92,7 @@ def is_finite(type: str, raw: Raw) -> bool:
 
 
 def _blocks(kind: BlockType, raw: Raw) -> Bytes:
-    flat = np.frombuffer(raw, np.uint8)
+    flat = raw.reshape(-1) if isinstance(raw, np.ndarray) else np.frombuffer(raw, np.uint8)
     if flat.size % kind.nbytes:
         raise ValueError(f"{flat.size} bytes of {kind.name} are no whole blocks of {kind.nbytes}")
     return flat.reshape(-1, kind.nbytes)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.blocks import BY_NUMBER, TYPES
+from inlay.tensors.blocks import BY_NUMBER, TYPES, Floats, dequantise
 from inlay.tensors.tensor import quoted
 
 MAGIC = b"GGUF"
@@ -70,6 +70,11 @@ class GgufTensor:
     file: Path
     offset: int
     nbytes: int
+
+    def read(self) -> Floats:
+        """Its values, float32. Raises `InvalidRequestError` as `read_bytes`."""
+        raw = read_bytes(self.file, self.offset, self.nbytes)
+        return dequantise(self.type, raw, self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,18 @@ def is_gguf(path: Path) -> bool:
             return stream.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
+
+
+def types_in(path: Path) -> list[str]:
+    """The types of the tensors of a GGUF file, that of the most bytes first; empty for others.
+
+    Raises:
+        InvalidRequestError: as `GgufFile.open`.
+    """
+    sizes: Counter[str] = Counter()
+    for tensor in GgufFile.open(path).tensors.values() if is_gguf(path) else ():
+        sizes[tensor.type] += tensor.nbytes
+    return [name for name, _ in sizes.most_common()]
 
 
 def models_in(directory: Path) -> list[Path]:

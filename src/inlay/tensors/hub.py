@@ -14,22 +14,50 @@ from huggingface_hub.errors import (
 )
 
 from inlay.base.errors import InvalidRequestError
+from inlay.tensors.gguf import is_gguf, models_in
+from inlay.tensors.weight_files import find_pickled, find_weights
+
+_NAMED = 8
+"""Files that a message names."""
 
 
 def local_directory(model: str | Path) -> Path | None:
-    """The directory `model` names, or None where it is written as a name on the hub.
+    """The model on this machine that `model` names, or None where it is a name on the hub.
+
+    Returns:
+        A directory, or a GGUF file: also of a directory that holds one and no other weights.
 
     Raises:
-        InvalidRequestError: it is neither.
+        InvalidRequestError: it is neither, or a directory with several GGUF files.
     """
     name, path = str(model), Path(model).expanduser()
     if path.is_dir():
+        return _gguf_in(path) or path
+    if is_gguf(path):
         return path
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise InvalidRequestError(
             f"{name!r} is not a directory, nor a name on the hub (owner/model)", param="model"
         )
     return None
+
+
+def _gguf_in(directory: Path) -> Path | None:
+    """Return the GGUF model of a directory; None where it has none, or other weights as well."""
+    found = models_in(directory)
+    if not found or find_weights(directory) or find_pickled(directory):
+        return None
+    # The image tower of a model lies beside it, in a file of its own.
+    models = [file for file in found if not file.name.startswith("mmproj")] or found
+    if len(models) > 1:
+        names = ", ".join(file.name for file in models[:_NAMED])
+        raise InvalidRequestError(
+            f"{directory} holds {len(models)} GGUF models ({names}"
+            f"{', ...' if len(models) > _NAMED else ''}): name one of them, "
+            f"{directory / models[0].name}",
+            param="model",
+        )
+    return models[0]
 
 
 @contextmanager

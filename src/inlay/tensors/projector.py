@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.table import tensors_in
+from inlay.tensors.stored import tensors_in
 
 _DTYPES = frozenset({"F32", "F16", "BF16"})
 

@@ -1,29 +1,24 @@
-"""A model's weights as they lie on disk, read without torch.
+"""A model's input embedding table as it lies on disk, read without torch.
 
-Tensors of its files, and the input embedding table.
-
-Files are memory-mapped and only what is asked for is touched, so a table of gigabytes costs tens of
-megabytes. The format: https://huggingface.co/docs/safetensors (8 bytes of little-endian header
-length, a JSON header, the data).
+Only the rows that are asked for are touched, so a table of gigabytes costs tens of megabytes.
 """
 
-import json
 import mmap
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.safetensors_file import METADATA
-from inlay.tensors.weight_files import weight_files
+from inlay.tensors.blocks import TYPES, dequantise
+from inlay.tensors.checkpoint import config_of, stored_tensors
+from inlay.tensors.gguf import is_gguf, read_bytes
+from inlay.tensors.stored import StoredTensor
 
 _NUMPY: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -43,7 +38,6 @@ _TABLES = (
 )
 """Suffixes of the name of the input embedding table, by families."""
 
-_OMNI, _THINKER = "qwen2_5_omni", "Qwen2_5OmniThinkerForConditionalGeneration"
 _TALKER = "talker."
 """Prefix of the names of the weights of an omni model's talker."""
 
@@ -55,220 +49,104 @@ _SCALED_BY_ROOT = frozenset(
 )
 """Model types whose embeddings are scaled by sqrt(hidden size), in the model's dtype."""
 
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-_LEAST_BYTES = 10
-"""Of a safetensors file: the length of its header, and an empty one."""
-_MAX_HEADER = 100 << 20
 _SAMPLED_ROWS = 512
 _CHUNK_BYTES = 8 << 20
 
 
-class _Entry(msgspec.Struct):
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+class _Mapped:
+    """A table of floats, memory-mapped."""
 
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Location of a tensor: `dtype` as safetensors names it, `offset` in `file`, `nbytes`."""
-
-    name: str
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-def config_of(directory: Path) -> dict[str, Any]:
-    """The model's `config.json`; of Qwen2.5-Omni its thinker's, which is the language model.
-
-    Raises:
-        InvalidRequestError: there is none, or it is not a JSON object.
-    """
-    path = directory / "config.json"
-    try:
-        config = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise InvalidRequestError(
-            f"{directory} has no config.json: not a model directory", param="model"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError(
-            f"{directory} is not a model directory: config.json: {error}"
-        ) from error
-    if not isinstance(config, dict):
-        raise InvalidRequestError(f"{path} holds {type(config).__name__}, not an object")
-    return thinker_config(config)
-
-
-def thinker_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The thinker's part of a Qwen2.5-Omni's configuration; any other is returned as it is.
-
-    A thinker that was saved alone is of the same type.
-    """
-    kind = {"model_type": _OMNI, "architectures": [_THINKER]}
-    thinker = config.get("thinker_config")
-    if config.get("model_type") == _OMNI and isinstance(thinker, dict):
-        own = {key: config[key] for key in ("dtype", "torch_dtype") if key in config}
-        return {**own, **thinker, **kind}
-    return {**config, **kind} if config.get("model_type") == f"{_OMNI}_thinker" else config
-
-
-def stored_tensors(
-    directory: Path, wanted: Callable[[str], bool] = lambda name: True
-) -> Iterator[StoredTensor]:
-    """All tensors of a directory's weights (`weight_files`), in order of files and headers.
-
-    Args:
-        directory: of a model.
-        wanted: which names matter: files that hold none of them, as the index says, may be missing.
-
-    Raises:
-        InvalidRequestError: no such file, a header that does not fit its file, or a tensor in two
-            files; says which, and what is wrong.
-    """
-    seen: dict[str, Path] = {}
-    for file in weight_files(directory).paths(wanted):
-        for tensor in tensors_in(file):
-            if seen.setdefault(tensor.name, file) is not file:
-                raise InvalidRequestError(
-                    f"{directory} has tensor {tensor.name} twice: in {seen[tensor.name].name} and "
-                    f"in {file.name}"
-                )
-            yield tensor
-
-
-def check_tensors(directory: Path) -> None:
-    """Read the headers of a model's weight files, and nothing else.
-
-    Raises `InvalidRequestError` as `stored_tensors`.
-    """
-    for _ in stored_tensors(directory):
-        pass
-
-
-def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTensor]:
-    """All tensors of one safetensors file, in the order of its header.
-
-    That shape and bytes agree is not checked.
-
-    Raises:
-        InvalidRequestError: not such a file, or a header that does not fit it or is longer than
-            `max_header` bytes.
-    """
-    entries, _, length, size = _header(file, max_header)
-    data = size - 8 - length
-    for name, entry in entries.items():
-        start, stop = entry.data_offsets
-        if not 0 <= start <= stop:
-            raise InvalidRequestError(
-                f"{file} is damaged: tensor {name} would lie at {start} to {stop}"
-            )
-        if stop > data:
-            whole = 8 + length + max(entry.data_offsets[1] for entry in entries.values())
-            raise InvalidRequestError(f"{file} is cut short: it has {size} of {whole} bytes")
-        yield StoredTensor(name, file, entry.dtype, entry.shape, 8 + length + start, stop - start)
-
-
-def metadata_in(file: Path, max_header: int = _MAX_HEADER) -> dict[str, str]:
-    """Return the metadata of a safetensors file; empty if it has none. Raises as `tensors_in`."""
-    raw = _header(file, max_header).metadata
-    try:
-        return {} if raw is None else msgspec.json.decode(raw, type=dict[str, str])
-    except msgspec.DecodeError as error:
-        raise InvalidRequestError(f"the metadata of {file} are no texts: {error}") from error
-
-
-class _Header(NamedTuple):
-    """The header of a safetensors file.
-
-    Attributes:
-        tensors: by name.
-        metadata: of the file.
-        length: bytes of the header.
-        size: bytes of the file.
-    """
-
-    tensors: dict[str, _Entry]
-    metadata: msgspec.Raw | None
-    length: int
-    size: int
-
-
-def _header(file: Path, max_header: int) -> _Header:
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            first = stream.read(8)
-            length = int.from_bytes(first, "little")
-            if not 2 <= length <= min(max_header, size - 8):
-                raise InvalidRequestError(_no_header(file, first, length, max_header))
-            header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
-        metadata = header.pop(METADATA, None)
-        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
-    except OSError as error:
-        raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"{file} is not a safetensors file: {error}") from error
-    return _Header(entries, metadata, length, size)
-
-
-def _no_header(file: Path, first: bytes, length: int, most: int) -> str:
-    """Return the message for a file whose first 8 bytes say a header of over `most` bytes."""
-    if first == _LFS_POINTER[:8]:
-        return (
-            f"{file} is a pointer of Git LFS and not the weights: `git lfs pull` in its directory "
-            "fetches them"
-        )
-    size = file.stat().st_size
-    if size < _LEAST_BYTES:
-        return f"{file} is cut short: it has {size} bytes"
-    if 2 <= length <= most:
-        return f"{file} is cut short: it has {size} bytes, its header alone {length}"
-    return f"{file} is not a safetensors file: its first 8 bytes say a header of {length} bytes"
-
-
-class EmbeddingTable:
-    """The input embedding matrix of a model directory, memory-mapped.
-
-    Rows come as the model's `inputs_embeds` would have them: after the scale of models that scale
-    their embeddings.
-
-    Attributes:
-        shape: (vocabulary, hidden size).
-        dtype: as stored, one of `inlay.messages.prompt.DTYPE_SIZES`.
-        scale: factor from the stored table to rows, in the stored dtype's precision; 1 for most
-            models.
-    """
-
-    def __init__(self, tensor: StoredTensor, *, scaled_by_root: bool) -> None:
-        """Map `tensor`; use `open` to find it."""
-        if len(tensor.shape) != 2 or tensor.dtype not in _NUMPY:
-            raise InvalidRequestError(
-                f"{tensor.name} is a {tensor.dtype} tensor of shape {tensor.shape}; "
-                f"an embedding table is (vocabulary, hidden) in {', '.join(_NUMPY)}"
-            )
-        numpy_dtype = _NUMPY[tensor.dtype]
-        if (
-            tensor.shape[0] * tensor.shape[1] * numpy_dtype.itemsize != tensor.nbytes
-            or not tensor.nbytes
-        ):
-            raise InvalidRequestError(
-                f"{tensor.name} of shape {tensor.shape} has {tensor.nbytes} bytes"
-            )
-        self.shape = (tensor.shape[0], tensor.shape[1])
-        self.dtype = _NAMES[tensor.dtype]
-        self._root = scaled_by_root
+    def __init__(self, tensor: StoredTensor) -> None:
+        self.dtype = _NUMPY[tensor.dtype]
+        shape = tensor.shape
+        if shape[0] * shape[1] * self.dtype.itemsize != tensor.nbytes or not tensor.nbytes:
+            raise InvalidRequestError(f"{tensor.name} of shape {shape} has {tensor.nbytes} bytes")
         self._tensor = tensor
         with tensor.file.open("rb") as stream:
             self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_RANDOM"):
             self._map.madvise(mmap.MADV_RANDOM)
         self._table: npt.NDArray[Any] = np.frombuffer(
-            self._map, numpy_dtype, self.shape[0] * self.shape[1], tensor.offset
-        ).reshape(self.shape)
+            self._map, self.dtype, shape[0] * shape[1], tensor.offset
+        ).reshape(shape)
+
+    def rows(self, index: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        return self._table[index]
+
+    def raw(self, index: int) -> bytes:
+        return bytes(self._table[index].tobytes())
+
+    def chunk(self, start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield rows, whose pages are given back to the system afterwards."""
+        yield self._table[start:stop]
+        if hasattr(mmap, "MADV_DONTNEED"):
+            row_bytes = self._tensor.nbytes // len(self._table)
+            low = self._tensor.offset + start * row_bytes
+            low -= low % mmap.PAGESIZE
+            end = self._tensor.offset + stop * row_bytes
+            self._map.madvise(mmap.MADV_DONTNEED, low, end - low)
+
+
+class _Blocks:
+    """A table in a GGUF file, of which only the rows asked for are read; values are float32."""
+
+    def __init__(self, tensor: StoredTensor) -> None:
+        self._tensor = tensor
+        self._row_bytes = tensor.nbytes // tensor.shape[0]
+
+    def rows(self, index: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        raw = b"".join(map(self.raw, index.tolist()))
+        return dequantise(self._tensor.dtype, raw, (len(index), self._tensor.shape[1]))
+
+    def raw(self, index: int) -> bytes:
+        return self._read(index, 1)
+
+    def chunk(self, start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
+        raw = self._read(start, stop - start)
+        yield dequantise(self._tensor.dtype, raw, (stop - start, self._tensor.shape[1]))
+
+    def _read(self, start: int, count: int) -> bytes:
+        offset = self._tensor.offset + start * self._row_bytes
+        return bytes(read_bytes(self._tensor.file, offset, count * self._row_bytes))
+
+
+class EmbeddingTable:
+    """The input embedding matrix of a model, of which only the rows asked for are read.
+
+    Rows come as the model's `inputs_embeds` would have them: after the scale of models that scale
+    their embeddings. Those of a quantised table are the values of its blocks.
+
+    Attributes:
+        shape: (vocabulary, hidden size).
+        dtype: as stored, one of `inlay.messages.prompt.DTYPE_SIZES`; of a table in GGUF, that of
+            its configuration.
+        stored_as: the same, or the type of its blocks.
+        scale: factor from the stored table to rows, in the stored dtype's precision; 1 for most
+            models.
+    """
+
+    def __init__(
+        self, tensor: StoredTensor, *, scaled_by_root: bool, dtype: str | None = None
+    ) -> None:
+        """Read `tensor`; use `open` to find it.
+
+        Args:
+            tensor: the table.
+            scaled_by_root: rows are scaled by the root of their size.
+            dtype: of the model, if its tensors are in GGUF; None for a table in safetensors.
+        """
+        known = _NUMPY if dtype is None else TYPES
+        if len(tensor.shape) != 2 or tensor.dtype not in known:
+            raise InvalidRequestError(
+                f"{tensor.name} is a {tensor.dtype} tensor of shape {tensor.shape}; "
+                f"an embedding table is (vocabulary, hidden) in {', '.join(known)}"
+            )
+        self.shape = (tensor.shape[0], tensor.shape[1])
+        self.dtype = _NAMES.get(tensor.dtype, "") if dtype is None else dtype
+        self.stored_as = _NAMES.get(tensor.dtype, tensor.dtype)
+        self._dtype = _by_name(self.dtype)
+        self._root = scaled_by_root
+        self._source = _Mapped(tensor) if dtype is None else _Blocks(tensor)
 
     @classmethod
     def open(cls, directory: Path | str) -> "EmbeddingTable":
@@ -297,7 +175,11 @@ class EmbeddingTable:
                 f"{directory} has {len(language)} tensors that may be the embedding table "
                 f"({', '.join(tensor.name for tensor in found) or 'none'}); expected one"
             )
-        return cls(language[0], scaled_by_root=text.get("model_type") in _SCALED_BY_ROOT)
+        return cls(
+            language[0],
+            scaled_by_root=text.get("model_type") in _SCALED_BY_ROOT,
+            dtype=text["dtype"] if is_gguf(directory) else None,
+        )
 
     @property
     def scale(self) -> float:
@@ -305,7 +187,7 @@ class EmbeddingTable:
 
         1 for most.
         """
-        return self._scale(self._table.dtype)
+        return self._scale(self._dtype)
 
     def _scale(self, dtype: np.dtype[Any]) -> float:
         return float(np.array(self.shape[1] ** 0.5).astype(dtype)) if self._root else 1.0
@@ -328,21 +210,21 @@ class EmbeddingTable:
             raise InvalidRequestError(
                 f"token ids must be in [0, {self.shape[0]}), got {index.min()} to {index.max()}"
             )
-        target = self._table.dtype if dtype is None else _by_name(dtype)
-        rows = self._table[index].astype(target, copy=False)
+        target = self._dtype if dtype is None else _by_name(dtype)
+        rows = self._source.rows(index).astype(target, copy=False)
         if self._root:
             rows = (rows.astype(np.float32) * np.float32(self._scale(target))).astype(target)
         return rows
 
     @property
     def id(self) -> str:
-        """32 hex digits: BLAKE3 of dtype, shape and up to 512 rows spread over the table.
+        """32 hex digits: BLAKE3 of type, shape and up to 512 rows spread over the table, as stored.
 
         Names and files do not count.
         """
-        hasher = blake3(f"{self.dtype}:{self.shape[0]}:{self.shape[1]}:{self.scale}".encode())
+        hasher = blake3(f"{self.stored_as}:{self.shape[0]}:{self.shape[1]}:{self.scale}".encode())
         for index in spread(self.shape[0], _SAMPLED_ROWS):
-            hasher.update(self._table[index].tobytes())
+            hasher.update(self._source.raw(index))
         return hasher.digest(16).hex()
 
     def chunks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
@@ -351,17 +233,10 @@ class EmbeddingTable:
         Each chunk is valid until the next is asked for: its pages are then given back to the
         system.
         """
-        step = max(1, _CHUNK_BYTES // (self.shape[1] * self._table.dtype.itemsize))
-        row_bytes = self.shape[1] * self._table.dtype.itemsize
+        step = max(1, _CHUNK_BYTES // (self.shape[1] * self._dtype.itemsize))
         for start in range(0, self.shape[0], step):
-            stop = min(self.shape[0], start + step)
-            yield start, self._table[start:stop]
-            if hasattr(mmap, "MADV_DONTNEED"):
-                low = self._tensor.offset + start * row_bytes
-                low -= low % mmap.PAGESIZE
-                self._map.madvise(
-                    mmap.MADV_DONTNEED, low, self._tensor.offset + stop * row_bytes - low
-                )
+            for rows in self._source.chunk(start, min(self.shape[0], start + step)):
+                yield start, rows
 
     def abs_max(self) -> float:
         """The largest absolute value in the table, after the scale. Reads the whole table once."""

@@ -13,7 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.table import tensors_in
+from inlay.tensors.checkpoint import checkpoint_of
+from inlay.tensors.gguf import is_gguf
+from inlay.tensors.stored import tensors_in
 from inlay.tensors.weight_files import WHOLE, WeightFiles, find_weights
 
 _INDEX, _CONFIG = f"{WHOLE}.index.json", "config.json"
@@ -24,7 +26,7 @@ _TEXTS = (".json", ".jinja", ".txt")
 def tidied(directory: Path, *, every_file: bool = False) -> Iterator[Path]:
     """Yield a directory with the same model: `directory` itself where libraries agree about it.
 
-    Else one of links, which is gone afterwards.
+    Else one of links, which is gone afterwards; for a GGUF file one with its configuration alone.
 
     Args:
         directory: of a model; nothing in it is changed.
@@ -33,6 +35,10 @@ def tidied(directory: Path, *, every_file: bool = False) -> Iterator[Path]:
     Raises:
         InvalidRequestError: as `find_weights`, or there is no room for temporary files.
     """
+    if is_gguf(directory):
+        with _written(directory) as made:
+            yield made
+        return
     weights = find_weights(directory)
     texts = {
         file.name: data
@@ -42,15 +48,26 @@ def tidied(directory: Path, *, every_file: bool = False) -> Iterator[Path]:
     if not texts and (weights is None or _is_tidy(weights, every_file)):
         yield directory
         return
+    with _temporary(directory) as name:
+        _fill(Path(name), directory.absolute(), weights, texts)
+        yield Path(name)
+
+
+def _temporary(of: Path) -> TemporaryDirectory[str]:
     try:
-        made = TemporaryDirectory(prefix="inlay-model-", ignore_cleanup_errors=True)
+        return TemporaryDirectory(prefix="inlay-model-", ignore_cleanup_errors=True)
     except OSError as error:
         raise InvalidRequestError(
-            f"{directory} cannot be read as it is, and there is no room for a directory of links: "
+            f"{of} cannot be read as it is, and there is no room for a directory in its place: "
             f"set TMPDIR to one that can be written ({error.strerror})"
         ) from error
-    with made as name:
-        _fill(Path(name), directory.absolute(), weights, texts)
+
+
+@contextmanager
+def _written(file: Path) -> Iterator[Path]:
+    with _temporary(file) as name:
+        for text in (_CONFIG, "generation_config.json"):
+            (Path(name) / text).write_bytes(checkpoint_of(file).file(text) or b"{}")
         yield Path(name)
 
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from inlay.base.errors import InvalidRequestError
+from inlay.tensors.gguf import is_gguf
 from inlay.tensors.hub import asking_hub, local_directory
 from inlay.tensors.tidy_directory import tidied
 from inlay_audit.prompts import AuditPrompt, Floats, Rng
@@ -43,6 +44,11 @@ class LanguageModel:
         # What goes on is said in one place.
         logging.disable_progress_bar()
         local = local_directory(model)
+        if local is not None and is_gguf(local):
+            raise InvalidRequestError(
+                f"{local} is GGUF, which attacks with the whole model do not read; `inlay convert` "
+                "makes safetensors of it"
+            )
         given = nullcontext(str(model)) if local is None else tidied(local)
         try:
             with asking_hub(str(model)), given as path:

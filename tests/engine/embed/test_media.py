@@ -17,7 +17,7 @@ from inlay.engine.embed.families import FAMILIES, family_of
 from inlay.engine.settings import EngineSettings
 from inlay.messages.prompt import Buffer, Media, Prompt, Tokens
 from inlay.messages.request import Output
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 from tests.audio_models import AUDIO_FAMILIES
 from tests.embedding_reference import cosine
 from tests.engine.embed_conformance import SECRET, Waiting, rows_from, to_embed

@@ -28,7 +28,7 @@ from inlay.engine.torch.self_check.shadow import (
 from inlay.engine.torch.weights.checkpoint import parsed_config
 from inlay.engine.torch.weights.families import FAMILIES as SERVED
 from inlay.engine.torch.weights.families import family_of
-from inlay.tensors.table import config_of as fields_of
+from inlay.tensors.checkpoint import config_of as fields_of
 from tests.audio_models import AUDIO_FAMILIES, audio
 from tests.model_configs import FAMILIES, config_of
 from tests.models import tiny

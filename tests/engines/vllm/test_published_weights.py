@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inlay.engine.torch.weights.quantised.formats import find
 from inlay.engine.torch.weights.quantised.scheme import Scheme
-from inlay.tensors.table import StoredTensor
+from inlay.tensors.stored import StoredTensor
 
 DTYPES = {
     torch.int32: "I32", torch.int64: "I64", torch.int8: "I8", torch.bfloat16: "BF16",

@@ -111,6 +111,7 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         embedding_table_id=card.embedding_table_id,
         embedding_abs_max=card.embedding_abs_max,
         weights_id=card.weights_id,
+        weights_form=card.weights_form or msgspec.UNSET,
         engine=f"{card.engine} {card.engine_version}",
         capabilities=capabilities,
         limits=ModelLimits(

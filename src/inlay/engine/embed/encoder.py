@@ -47,7 +47,8 @@ from inlay.messages.card import Limits, ModelCard, SelfCheck
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.messages.request import Task
-from inlay.tensors.table import EmbeddingTable, config_of
+from inlay.tensors.checkpoint import config_of
+from inlay.tensors.table import EmbeddingTable
 
 _logger = logging.getLogger(__name__)
 

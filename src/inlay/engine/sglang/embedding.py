@@ -32,7 +32,7 @@ from inlay.messages.card import EmbeddingCard, Limits, ModelCard
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Task
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 
 _BATCHES = 2
 """Given to SGLang at a time: it has the next when it is done with one."""

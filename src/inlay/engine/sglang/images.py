@@ -8,7 +8,7 @@ from inlay.engine.model_files import image_layout
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import capabilities
 from inlay.media.spec import MediaSpec
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 
 _BACKEND = ("sglang", "transformers", "torchvision", "pillow")
 """Packages that decide the pixels that a tower sees."""

@@ -23,7 +23,7 @@ from inlay.media.spec import MediaSpec
 from inlay.messages.card import Exactness, Limits, ModelCard, Phase
 from inlay.messages.digest import Secret
 from inlay.messages.request import Task
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 
 log = logging.getLogger(__name__)
 

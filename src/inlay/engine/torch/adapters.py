@@ -14,7 +14,7 @@ from inlay.adapter.files import check_fits, elements
 from inlay.adapter.tables import ignore
 from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.engine.torch.lora import BASE, LoraBank, LowRankPair
-from inlay.tensors.table import StoredTensor
+from inlay.tensors.stored import StoredTensor
 
 _OUTER = re.compile(r"^(?:(?:model|language_model|text_model)\.)+")
 """Names of modules around a language model, which differ by the age of transformers."""

@@ -19,7 +19,7 @@ from inlay.engine.task import task_of
 from inlay.engine.torch.weights.families import context_length, family_of
 from inlay.engine.torch.weights.media_families import ImageFamily
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 
 _logger = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -39,7 +40,7 @@ from inlay.engine.torch.speculation.eagle import load_eagle
 from inlay.engine.torch.speculation.mtp import load_mtp
 from inlay.engine.torch.speculation.ngram import NgramDrafter
 from inlay.engine.torch.step import Core
-from inlay.engine.weights import directory_of
+from inlay.engine.weights import directory_of, weights_form
 from inlay.messages.card import Exactness, Limits, ModelCard
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Tokens
@@ -295,6 +296,7 @@ def card_of(
         aliases=tuple(names[1:]),
         path=model.path,
         weights_id=model.weights_id,
+        weights_form=weights_form(Path(model.path), core.dtype),
         dtype=core.dtype,
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,

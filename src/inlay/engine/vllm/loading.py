@@ -39,7 +39,7 @@ from inlay.media.spec import MediaSpec
 from inlay.messages.card import Exactness, Limits, ModelCard
 from inlay.messages.digest import Secret
 from inlay.messages.request import Request, Task
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 
 log = logging.getLogger(__name__)
 

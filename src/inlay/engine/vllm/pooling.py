@@ -35,7 +35,7 @@ from inlay.messages.card import EmbeddingCard, Limits, ModelCard
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Task
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 
 log = logging.getLogger(__name__)
 

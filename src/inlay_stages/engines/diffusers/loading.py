@@ -16,7 +16,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of
 from inlay.engine.weights import directory_of, weights_id
-from inlay.tensors.table import stored_tensors
+from inlay.tensors.checkpoint import stored_tensors
 from inlay.tensors.weight_files import find_weights
 from inlay_stages.engines.diffusers.facts import Facts, read_configs, read_index
 from inlay_stages.engines.diffusers.families import FAMILIES, DiffusionFamily

@@ -21,7 +21,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of
 from inlay.engine.weights import directory_of, weights_id
-from inlay.tensors.table import config_of, stored_tensors
+from inlay.tensors.checkpoint import config_of, stored_tensors
 from inlay.tensors.tidy_directory import tidied
 from inlay_stages.engines.speech.job import Model
 from inlay_stages.engines.speech.talker import Talker, TextRows

@@ -87,6 +87,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
             "rerank", "classify", "encode", "image_generation", "prompt_embeds",
             "embedding_lookup"; "images", "audio" and "video" where its prompts may hold such media;
             "image_output" where its chats may be drawn.
+        weights_form: how the model's files hold its weights, and what is made of them; absent for
+            plain tensors.
         embedding_table_id: identity of the input embedding table; clients write it into the
             tensor files they send.
         embedding_abs_max: largest absolute value in that table.
@@ -113,6 +115,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     embedding_table_id: str
     embedding_abs_max: float
     weights_id: str
+    weights_form: str | msgspec.UnsetType = msgspec.UNSET
     engine: str
     capabilities: list[str]
     limits: ModelLimits

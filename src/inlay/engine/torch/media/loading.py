@@ -28,7 +28,7 @@ from inlay.engine.weights import directory_of, weights_id
 from inlay.media.families import spec_of
 from inlay.media.spec import MediaSpec
 from inlay.messages.card import SelfCheck
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 
 _logger = logging.getLogger(__name__)
 

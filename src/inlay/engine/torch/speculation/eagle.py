@@ -30,7 +30,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.speculation.draft_head import check_served, refusal
 from inlay.engine.torch.weights.families import check_positions
 from inlay.engine.torch.weights.linear import accelerate
-from inlay.tensors.table import config_of, stored_tensors
+from inlay.tensors.checkpoint import config_of, stored_tensors
 
 METHOD = "eagle3"
 

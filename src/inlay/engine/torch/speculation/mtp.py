@@ -25,7 +25,7 @@ from inlay.engine.torch.weights.checkpoint import load, parsed_config
 from inlay.engine.torch.weights.families import family_of, next_token_layers
 from inlay.engine.torch.weights.latent import keep_latent
 from inlay.engine.torch.weights.linear import accelerate
-from inlay.tensors.table import config_of, stored_tensors
+from inlay.tensors.checkpoint import config_of, stored_tensors
 
 METHOD = "mtp"
 

@@ -30,7 +30,7 @@ from inlay.engine.torch.tensor_parallel.commands import (
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 from inlay.engine.torch.weights.checkpoint import device_of
 from inlay.engine.weights import directory_of
-from inlay.tensors.table import config_of
+from inlay.tensors.checkpoint import config_of
 
 _END_SECONDS = 5.0
 """Time for a rank to end by itself; one that computes is killed then."""

@@ -17,13 +17,15 @@ from transformers.utils.logging import set_tqdm_hook
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.checks import dtype_name
 from inlay.engine.torch.weights.families import next_token_layers
+from inlay.engine.torch.weights.gguf import gguf_weights
 from inlay.engine.torch.weights.quantised.reading import (
     KeptWeights,
     check_has_scales,
     quantised_weights,
 )
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
-from inlay.tensors.table import check_tensors, config_of, stored_tensors
+from inlay.tensors.checkpoint import check_tensors, config_of, stored_tensors
+from inlay.tensors.gguf import is_gguf
 from inlay.tensors.tidy_directory import tidied
 
 _logger = logging.getLogger(__name__)
@@ -72,8 +74,10 @@ def load(
     try:
         with (
             tidied(directory) as tidy,
-            _weights(tidy, config, kept, rename) as weights,
-            log_progress(tidy),
+            _weights(
+                directory if is_gguf(directory) else tidy, dtype, config, kept, rename
+            ) as weights,
+            log_progress(directory),
         ):
             model, info = kind.from_pretrained(
                 **weights,
@@ -116,15 +120,22 @@ def parsed_config(directory: Path) -> Any:
 @contextmanager
 def _weights(
     directory: Path,
+    dtype: torch.dtype,
     parsed: Any,
     kept: KeptWeights | None,
     rename: Callable[[str], str | None] | None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the arguments of `from_pretrained` for the weights.
 
-    Either the directory, or a state dict of weights that are quantised or renamed. `parsed` is the
-    configuration, or None for the directory's; `kept` and `rename` are as for `quantised_weights`.
+    Either the directory, or a state dict of weights that are quantised, in GGUF, or renamed.
+    `dtype` is that of weights in GGUF, `parsed` the configuration, or None for the directory's;
+    `kept` and `rename` are as for `quantised_weights`.
     """
+    if is_gguf(directory):
+        config = parsed_config(directory) if parsed is None else parsed
+        named = gguf_weights(directory, dtype, rename or str)
+        yield {"pretrained_model_name_or_path": None, "config": config, "state_dict": named}
+        return
     config = config_of(directory)
     layers, scheme = next_token_layers(config), scheme_of(config)
     if rename is not None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.weights.quantised.scheme import Scheme
 from inlay.engine.torch.weights.quantised.weight import QuantisedWeight, QuantKind
-from inlay.tensors.table import StoredTensor
+from inlay.tensors.stored import StoredTensor
 
 Read: TypeAlias = Callable[[str], Tensor]
 """A stored tensor, by name."""

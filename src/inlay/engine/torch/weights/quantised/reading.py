@@ -15,7 +15,7 @@ from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.weights.quantised.formats import Found, Read, find
 from inlay.engine.torch.weights.quantised.scheme import Scheme
 from inlay.engine.torch.weights.quantised.weight import KeptWeight, QuantisedWeight
-from inlay.tensors.table import stored_tensors
+from inlay.tensors.checkpoint import stored_tensors
 
 _MERGED = re.compile(r"\.experts\.\d+\.")
 """Weights that transformers merges into one: they are dequantised."""

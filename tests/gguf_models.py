@@ -1,0 +1,132 @@
+"""GGUF files of the tiny models, as llama.cpp's converter makes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import MODEL_ARCH, get_tensor_name_map
+from safetensors.numpy import load_file
+
+from tests.tensors.gguf_files import Stored, gguf_bytes, stored
+
+_ARCHITECTURES = {
+    "llama": MODEL_ARCH.LLAMA,
+    "qwen2": MODEL_ARCH.QWEN2,
+    "qwen3": MODEL_ARCH.QWEN3,
+    "gemma3": MODEL_ARCH.GEMMA3,
+}
+
+
+def gguf_of(directory: Path, file: Path, kind: str = "F32", **changes: Any) -> Path:
+    """Write the model in `directory` into `file`.
+
+    Args:
+        directory: of a tiny model.
+        file: to write.
+        kind: of the matrices; vectors are F32.
+        changes: of the metadata, by key; None leaves one out.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    name = config["model_type"].removesuffix("_text")
+    metadata = {"general.architecture": name, **_keys(name, config), **_tokenizer(directory)}
+    metadata |= {key.replace("__", "."): value for key, value in changes.items()}
+    tensors = tensors_of(directory, kind)
+    file.write_bytes(
+        gguf_bytes({key: of for key, of in metadata.items() if of is not None}, tensors)
+    )
+    return file
+
+
+def tensors_of(directory: Path, kind: str = "F32") -> dict[str, Stored]:
+    """The model's tensors by llama.cpp's names, permuted and shifted as it has them."""
+    config = json.loads((directory / "config.json").read_text())
+    name = config["model_type"].removesuffix("_text")
+    names = get_tensor_name_map(_ARCHITECTURES[name], config["num_hidden_layers"])
+    found = {}
+    for key, values in load_file(directory / "model.safetensors").items():
+        stem, _, ending = key.rpartition(".")
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+        part = stem.rpartition(".")[2]
+        if name == "llama" and part in heads:
+            values = _in_pairs(values, config[heads[part]])
+        if name == "gemma3" and part.endswith("norm"):
+            values = values + np.float32(1)
+        matrix = kind if values.ndim > 1 else "F32"
+        found[f"{names.get_name(stem)}.{ending}"] = stored(values, matrix)
+    scaling = config["rope_parameters"]
+    if scaling.get("rope_type") == "llama3":
+        found["rope_freqs.weight"] = stored(_divisors(scaling, config["head_dim"]))
+    return found
+
+
+def _in_pairs(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """As `permute` of convert_hf_to_gguf.py: from halves of each head to pairs."""
+    split = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))
+
+
+def _divisors(scaling: dict[str, Any], head_dim: int) -> npt.NDArray[np.float32]:
+    """As `generate_extra_tensors` of the converter's Llama."""
+    found = []
+    low = scaling["original_max_position_embeddings"] / scaling["low_freq_factor"]
+    high = scaling["original_max_position_embeddings"] / scaling["high_freq_factor"]
+    for index in range(0, head_dim, 2):
+        length = 2 * np.pi * scaling["rope_theta"] ** (index / head_dim)
+        if length < high:
+            found.append(1.0)
+        elif length > low:
+            found.append(scaling["factor"])
+        else:
+            original = scaling["original_max_position_embeddings"]
+            smooth = (original / length - scaling["low_freq_factor"]) / (
+                scaling["high_freq_factor"] - scaling["low_freq_factor"]
+            )
+            found.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return np.array(found, np.float32)
+
+
+def _keys(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    keys = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "rope.freq_base": float(rope["rope_theta"]),
+        "vocab_size": config["vocab_size"],
+    }
+    if config.get("head_dim"):
+        keys |= {f"attention.{of}_length": config["head_dim"] for of in ("key", "value")}
+    if rope["rope_type"] == "linear":
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    if name == "gemma3":
+        keys["attention.sliding_window"] = config["sliding_window"]
+    return {f"{name}.{key}": value for key, value in keys.items()}
+
+
+def _tokenizer(directory: Path) -> dict[str, Any]:
+    """Byte-level BPE as all tiny models have it, which is GPT-2's."""
+    config = json.loads((directory / "config.json").read_text())
+    form = json.loads((directory / "tokenizer.json").read_text())
+    tokens = [f"[PAD{index}]" for index in range(config["vocab_size"])]
+    types = [5] * len(tokens)
+    for token, index in form["model"]["vocab"].items():
+        tokens[index], types[index] = token, 1
+    for added in form["added_tokens"]:
+        tokens[added["id"]], types[added["id"]] = added["content"], 3 if added["special"] else 4
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in form["model"]["merges"]],
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.chat_template": (directory / "chat_template.jinja").read_text(),
+    }
