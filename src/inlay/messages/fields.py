@@ -147,7 +147,7 @@ RepetitionPenalty: TypeAlias = Annotated[
     float | None,
     field(
         "factor above 0 against tokens of prompt and output; when absent the model's "
-        "generation config, else 1. Rows of embeddings are not seen.",
+        "generation config, else 1. It does not see embeddings.",
         1.1,
         bounds=Bounds(0, above=True),
         neutral=1.0,
@@ -169,7 +169,7 @@ MinTokens: TypeAlias = Annotated[
 IgnoreEos: TypeAlias = Annotated[
     bool | None,
     field(
-        "go on behind the model's own end tokens; false when absent.",
+        "continue after the model's own end tokens; false when absent.",
         neutral=False,
         vllm="",
         sglang="",
@@ -178,7 +178,7 @@ IgnoreEos: TypeAlias = Annotated[
 PresencePenalty: TypeAlias = Annotated[
     float | None,
     field(
-        "what a token's logit loses once it is in the output; -2 to 2, 0 when absent.",
+        "subtracted from a token's logit once it is in the output; -2 to 2, 0 when absent.",
         0.5,
         bounds=Bounds(-2, 2),
         neutral=0.0,
@@ -189,7 +189,7 @@ PresencePenalty: TypeAlias = Annotated[
 FrequencyPenalty: TypeAlias = Annotated[
     float | None,
     field(
-        "what a token's logit loses for each time that it is in the output; -2 to 2, 0 when "
+        "subtracted from a token's logit for each time it is in the output; -2 to 2, 0 when "
         "absent.",
         0.5,
         bounds=Bounds(-2, 2),

@@ -54,7 +54,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         num_inference_steps: of the image; the model's own when absent.
         guidance_scale: of the image; the model's own when absent. Refused where the model takes
             none.
-        negative_prompt: text that the image is led away from. Refused where the model takes none.
+        negative_prompt: text of what the image should not show. Refused where the model takes none.
         output_format: of the image's file; "png" when absent.
         best_of: only the value of `n`: all choices are returned.
         echo: only false: the last message is the client's own.

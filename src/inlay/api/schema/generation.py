@@ -79,9 +79,7 @@ class RequestFields(SamplingFields, kw_only=True):
     ] = None
     logit_bias: Annotated[
         dict[str, float] | None,
-        field(
-            "token id to what is added to its logit, -100 to 100; at most 1024 ids.", {"2": -100}
-        ),
+        field("what is added to the logits of token ids, -100 to 100; at most 1024.", {"2": -100}),
     ] = None
     cache_salt: Annotated[
         str | None,
@@ -147,7 +145,7 @@ class GenerationRequest(RequestFields, kw_only=True):
 
     stream_options: Annotated[
         StreamOptions | None,
-        field("what a stream says of usage; only with `stream`.", {"include_usage": True}),
+        field("usage in a stream; only with `stream`.", {"include_usage": True}),
     ] = None
     best_of: Annotated[
         int | None,

@@ -77,7 +77,7 @@ UNSERVED: Mapping[str, Reason] = {
     ),
     "web_search_options": Reason("nobody searches the web here"),
     # Anthropic's
-    "container": Reason("nothing is run here"),
+    "container": Reason("the server runs no code"),
     "mcp_servers": Reason("your own code calls tools; list them in tools", ([],)),
     # vLLM's
     "chat_template": Reason("the model's own is used; chat_template_kwargs sets its variables"),
@@ -152,7 +152,7 @@ UNSERVED: Mapping[str, Reason] = {
     "sample_rate": Reason("sound has the model's own rate, 24000", (24_000,)),
     "speaker_embedding": Reason(_NO_CLONES),
     "task_type": Reason("voices are the model's own", ("CustomVoice",)),
-    "word_timestamps": Reason("nobody says when a word is spoken", (False,)),
+    "word_timestamps": Reason("the times of words are not known", (False,)),
     "x_vector_only_mode": Reason(_NO_CLONES, (False,)),
     # older fields of vLLM, which it ignores now, and SGLang's
     "guided_choice": Reason(_STRUCTURED.format("choice")),

@@ -33,7 +33,7 @@ class ImagesRequest(msgspec.Struct, kw_only=True):
         partial_images: events with the image so far, 0 to 3, in a stream; 0 when absent.
         seed: the source of the noise, which the images of a request draw from in turn; a random one
             when absent or -1.
-        negative_prompt: text that guidance leads away from. Refused where the model takes none.
+        negative_prompt: text of what images should not show. Refused where the model takes none.
         num_inference_steps: steps of the denoiser, 1 to --max-inference-steps; the model's own when
             absent.
         guidance_scale: scale of guidance; the model's own when absent. Refused where the model

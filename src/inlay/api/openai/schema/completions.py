@@ -173,8 +173,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         echo: return the prompt before the output, with `logprobs` its logprobs too; false when
             absent. Not with embeddings or media.
         add_special_tokens: put the tokenizer's special tokens around a text, or a first part that
-            is a text; true when absent. A prompt that begins with rows begins as they do: send a
-            begin token that is to follow them as `token_ids`.
+            is a text; true when absent. A prompt that begins with rows gets no begin token: send
+            one as `token_ids`.
     """
 
     prompt: str | list[int | str | PromptPart | list[int | PromptPart]] | None = None
