@@ -40,6 +40,27 @@ def test_an_atomic_segment_larger_than_a_step_is_refused() -> None:
     assert simulation.drain() == 3
 
 
+def test_a_newcomer_waits_for_no_more_than_the_usual_positions_of_a_step() -> None:
+    limits = bounds(
+        max_model_len=4096, max_num_batched_tokens=2048, num_pages=512, usual_positions=64
+    )
+    simulation = Simulation(limits)
+    for token, client in enumerate(("a", "b", "c")):
+        simulation.admit(Tokens([token] * 1000), client=client)
+    assert sum(chunk.count for chunk in simulation.step().chunks) == 64 + 3
+    simulation.admit(Tokens([3] * 5), client="newcomer")
+    plan = simulation.step()
+    assert sum(chunk.count for chunk in plan.chunks) == 64 + 4
+    assert [chunk.count for chunk in plan.chunks if chunk.samples] == [5]
+
+
+def test_what_must_not_be_split_is_computed_in_a_larger_step() -> None:
+    limits = bounds(max_model_len=512, max_num_batched_tokens=256, usual_positions=32, num_pages=32)
+    simulation = Simulation(limits)
+    simulation.admit(Tokens([1]), rows(*[1] * 200, atomic=True), Tokens([2]))
+    assert simulation.drain()
+
+
 def test_a_finished_prompt_is_found_again_but_for_its_last_position() -> None:
     simulation = Simulation(bounds())
     simulation.admit(Tokens([1] * 32))

@@ -48,6 +48,9 @@ from inlay.messages.request import Task
 
 _logger = logging.getLogger(__name__)
 
+_CPU_POSITIONS = 512
+"""Positions of prompts in a step on a CPU: more are no faster, and keep newcomers waiting."""
+
 
 def core_of(
     settings: EngineSettings,
@@ -97,6 +100,9 @@ def core_of(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         page_size=settings.block_size,
         num_pages=num_blocks,
+        usual_positions=None
+        if on_gpu or "max_num_batched_tokens" in settings.model_fields_set
+        else _CPU_POSITIONS,
     )
     core = Core(
         model,

@@ -1,8 +1,9 @@
 """The plan of a step: chunks of sequences to compute; totals of steps."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.sequence import Sequence
 from inlay.messages.prompt import Rows
 
@@ -101,6 +102,14 @@ class PartialPlan:
         if sequence.planned_in == self.number:
             return False
         return not self.resting or sequence.request.adapter not in self.resting
+
+
+def budget(bounds: EngineLimits, running: Collection[Sequence]) -> int:
+    """Return the positions of a step: who comes meanwhile waits until it is done."""
+    most, usual = bounds.max_num_batched_tokens, bounds.usual_positions
+    if usual is None or any(sequence.atomic for sequence in running):
+        return most
+    return min(most, usual + len(running))
 
 
 @dataclass(slots=True)

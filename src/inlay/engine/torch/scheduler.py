@@ -36,7 +36,7 @@ from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.fairness import StepShares, count_starved_step
-from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput
+from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput, budget
 from inlay.engine.torch.prefix_lookup import Hits, PrefixLookup
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
@@ -379,7 +379,7 @@ class Scheduler:
 
     def _plan_without(self, resting: frozenset[str]) -> PartialPlan:
         self._num_plans += 1
-        plan = PartialPlan(self._num_plans, self.bounds.max_num_batched_tokens, resting)
+        plan = PartialPlan(self._num_plans, budget(self.bounds, self.running), resting)
         self._schedule_starved(plan)
         self._schedule_decodes(plan)
         self._schedule_prefills(plan)
@@ -428,21 +428,21 @@ class Scheduler:
             self._plan_line(plan, lines[key], -(-plan.left // clients[key[0]]))
             clients[key[0]] -= 1
 
-    def _plan_line(self, plan: PartialPlan, line: list[Sequence], budget: int) -> None:
-        """Plan one client's: half of `budget` for the first, the rest for the fewest pending."""
+    def _plan_line(self, plan: PartialPlan, line: list[Sequence], part: int) -> None:
+        """Plan one client's: half of `part` for the first, the rest for the fewest pending."""
         # Lines before this one may have preempted some.
         line = [sequence for sequence in line if plan.lacks(sequence)]
-        if not line or not budget:
+        if not line or not part:
             return
         first, *others = line
-        left = budget - self._chunk(first, max(1, budget // 2), plan.left)
+        left = part - self._chunk(first, max(1, part // 2), plan.left)
         wanted: list[tuple[Sequence, int]] = []
         for sequence in sorted(others, key=lambda s: (s.pending, s.order)):
             count = self._chunk(sequence, left, left)
             left -= count
             if count:
                 wanted.append((sequence, count))
-        self._schedule(plan, first, budget - sum(count for _, count in wanted))
+        self._schedule(plan, first, part - sum(count for _, count in wanted))
         for sequence, count in wanted:
             if plan.lacks(sequence):
                 self._schedule(plan, sequence, count)

@@ -117,6 +117,8 @@ class EngineLimits:
         max_model_len: maximum number of positions of one sequence, prompt and output together.
         max_num_seqs: maximum number of sequences in one step.
         max_num_batched_tokens: maximum number of positions in one step.
+        usual_positions: those of prompts in a step, unless a segment must not be split; None for as
+            many as there may be.
         page_size: positions in a page, a multiple of `inlay.messages.digest.BLOCK_SIZE`.
         num_pages: total number of pages, shared by all page groups.
         windows: window of each page group, None for full attention; `Core` takes them from its
@@ -129,6 +131,7 @@ class EngineLimits:
     page_size: int
     num_pages: int
     windows: tuple[Window, ...] = (None,)
+    usual_positions: int | None = None
 
     def pages_for(self, positions: int) -> int:
         """Return the number of pages of one group that hold the first `positions`."""
