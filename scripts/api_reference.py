@@ -20,8 +20,9 @@ REFUSED = "Refused: "
 _INTRODUCTION = """\
 # Routes and fields
 
-Made from the types that the server parses requests with, by `make reference`. A running server has
-the same as `GET /openapi.json`, and as a page that sends requests, `GET /docs`. What differs from
+    curl http://127.0.0.1:8000/openapi.json     # the same, for programs; /docs is a page to try them
+
+Made from the types that the server parses requests with, by `make reference`. What differs from
 OpenAI and vLLM is in the [API](api.md). "key": needs one where the server has keys.
 """
 

@@ -94,6 +94,25 @@ def shown_commands(page: Path) -> list[str]:
     return [re.split(r" [|<] ", line)[0] for line in lines if not line.startswith("inlay 0.")]
 
 
+OPENED_OTHERWISE = ("architecture.md", "operations.md")
+"""Pages that open with a picture, or with their contents."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        page
+        for page in PAGES
+        if page.parent in (ROOT / "docs", ROOT / "docs" / "start")
+        and page.name not in OPENED_OTHERWISE
+    ],
+    ids=named,
+)
+def test_a_page_opens_with_what_to_type(page: Path) -> None:
+    opening = page.read_text(encoding="utf-8").split("\n## ")[0]
+    assert re.search(r"^    \S|^```", opening, re.M)
+
+
 def command_of(words: list[str]) -> Command:
     found = [one for one in commands() if one.name in (words[1], " ".join(words[1:3]))]
     return max(found, key=lambda one: len(one.name))
