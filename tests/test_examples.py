@@ -1,6 +1,7 @@
 """The examples run, and do what they say."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import torch
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from inlay import demo
+from tests.adapters import make_prompt_tuning
+from tests.models import tiny
 from tests.serving import Served, serving
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,18 +57,76 @@ def servers(bag_of_words: Path) -> Iterator[tuple[Served, Served]]:
         yield answering, finding
 
 
+def example(name: str, *words: object) -> str:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / f"{name}.py"), *map(str, words)],
+        capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_notes_that_are_retrieved_by_vectors_and_sent_as_rows_are_answered_from(
     servers: tuple[Served, Served],
 ) -> None:
     answering, finding = servers
-    run = subprocess.run(
-        [
-            sys.executable, str(ROOT / "examples" / "retrieval.py"),
-            "--base-url", answering.v1, "--embedding-url", finding.v1,
-        ],
-        check=True, capture_output=True, text=True, timeout=180,
+    said = example("retrieval", "--base-url", answering.v1, "--embedding-url", finding.v1)
+    assert "Where is the key?  <- " in said
+    assert int(said.splitlines()[-1].split()[0]) >= 4, said
+
+
+@pytest.mark.slow
+def test_langchain_finds_and_asks_the_same(servers: tuple[Served, Served]) -> None:
+    pytest.importorskip("langchain_openai")
+    answering, finding = servers
+    said = example("langchain_retrieval", "--base-url", answering.v1, "--embedding-url", finding.v1)
+    assert int(said.splitlines()[-1].split()[0]) >= 4, said
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[Served]:
+    with serving(
+        tiny("gemma3_text"), "--served-model-name", "base", "--enable-prompt-embeds"
+    ) as served:
+        yield served
+
+
+@pytest.mark.slow
+def test_rows_are_trained_uploaded_and_asked_beside_those_of_another_task(
+    base: Served, tmp_path: Path
+) -> None:
+    # `tests/published` shows that they learn; here a label can be told from a text's first letter.
+    for task, labels in (("letter", "ac"), ("sign", "nt")):
+        lines = [f"{label}{number} {label},{label}" for label in labels for number in range(40)]
+        (tmp_path / f"{task}.csv").write_text("\n".join(lines), encoding="utf-8")
+        said = example(
+            "eight_rows", "train", tiny("gemma3_text"), "--task", task, "--csv", tmp_path / f"{task}.csv",
+            "--steps", 3, "--out", tmp_path / task,
+        )  # fmt: skip
+        assert f"{task}: 30 to learn from, 50 held out" in said
+        assert "8 rows of" in said
+    said = example(
+        "eight_rows", "ask", tmp_path / "letter", tmp_path / "sign", "--base-url", base.v1,
+        "--model", "base", "--most", 4,
     )  # fmt: skip
-    assert "Where is the key?  <- " in run.stdout
-    last = run.stdout.splitlines()[-1]
-    assert int(last.split()[0]) >= 4, run.stdout
+    refs = re.findall(r"uploaded once, now '(pe-\w{32})'", said)
+    assert len(refs) == len(set(refs)) == 2
+    lines = [line for line in said.splitlines() if "texts seen" in line]
+    assert [line.split()[0] for line in lines] == ["letter"] * 4 + ["sign"] * 4
+    rows = [line for line in lines if "8 rows, 24 texts seen" in line]
+    assert len(rows) == 2
+    assert all(" of 4 " in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_prompt_that_peft_trained_gives_the_token_that_peft_gives(
+    base: Served, tmp_path: Path
+) -> None:
+    make_prompt_tuning(tmp_path / "adapter", tiny("gemma3_text"))
+    texts = ("a text", "another", "1 2 3")
+    said = example(
+        "peft_prompt", tiny("gemma3_text"), tmp_path / "adapter", *texts, "--base-url", base.v1
+    )
+    assert "rows: pe-" in said
+    assert said.splitlines()[-1] == "3 of 3 the same"
