@@ -250,7 +250,8 @@ class DiffusersEngine:
     async def _drive(self) -> None:
         while not self._closing:
             queue = self._jobs.queue
-            jobs = take(queue, self._settings.max_num_batched_tokens, self._settings.max_num_seqs)
+            budget, most = self._settings.max_num_batched_tokens, self._settings.max_num_seqs
+            jobs = take(queue, budget, most, equal=self._loaded.device.type == "cpu")
             if not jobs:
                 self._jobs.work.clear()
                 await self._jobs.work.wait()
