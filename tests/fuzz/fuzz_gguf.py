@@ -1,9 +1,10 @@
-"""Fuzz the reader of GGUF headers: a file is refused, or is sound.
+"""Fuzz the reader of GGUF files: one is refused, or is sound, and so is the model in it.
 
 python -m tests.fuzz.fuzz_gguf --executions 1000000 [--seed 1]
 """
 
 import argparse
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,14 @@ import numpy as np
 from inlay.base.errors import InvalidRequestError
 from inlay.tensors.blocks import TYPES, dequantise, is_finite
 from inlay.tensors.gguf import GgufFile, read_bytes
+from inlay.tensors.gguf_config import config_of, named_tensors
+from inlay.tensors.gguf_tokenizer import GgufTokenizer
 from tests.fuzz.mutation import mutated
 from tests.tensors.gguf_files import gguf_bytes, stored
 
 WORDS = (
     b"GGUF", b"\x03\0\0\0", b"general.alignment", b"general.architecture", b"llama", b"split.count",
-    b"a.weight", *(number.to_bytes(4, "little") for number in range(14)),
+    b"a.weight", b"tokenizer.ggml.pre", b"llama.block_count", b"output.weight", b"a b", *(number.to_bytes(4, "little") for number in range(14)),
     *(kind.number.to_bytes(4, "little") for kind in TYPES.values()),
 )  # fmt: skip
 
@@ -35,11 +38,31 @@ def corpus() -> list[bytes]:
         gguf_bytes(metadata, tensors),
         gguf_bytes(metadata | arrays, {"a.weight": stored(values)}),
         gguf_bytes(arrays | {"general.alignment": 64, "split.count": 1}, tensors, alignment=64),
+        *(_model(kind) for kind in ("gpt2", "llama")),
     ]
 
 
+def _model(kind: str) -> bytes:
+    """The smallest Llama, with byte-level BPE or a vocabulary of SentencePiece."""
+    keys: dict[str, Any] = {"block_count": 1, "context_length": 8, "embedding_length": 4}
+    keys |= {"feed_forward_length": 4, "attention.head_count": 1}
+    keys |= {"attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 10000.0}
+    metadata = {"general.architecture": "llama"} | {f"llama.{key}": keys[key] for key in keys}
+    tokens: dict[str, Any] = {"model": kind, "pre": "gpt-2", "tokens": ["a", "b", "ab", "</s>"]}
+    tokens |= {"token_type": [1, 1, 1, 3], "eos_token_id": 3, "scores": [-1.0, -2.0, -3.0, 0.0]}
+    tokens |= {"merges": ["a b"]} if kind == "gpt2" else {"add_space_prefix": False}
+    metadata |= {f"tokenizer.ggml.{key}": of for key, of in tokens.items()}
+    square = stored(np.eye(4, dtype=np.float32))
+    norm = stored(np.ones(4, np.float32))
+    layer = [*(f"attn_{of}" for of in ("q", "k", "v", "output")), "ffn_gate", "ffn_up", "ffn_down"]
+    tensors = {f"blk.0.{name}.weight": square for name in layer}
+    tensors |= {f"blk.0.{name}_norm.weight": norm for name in ("attn", "ffn")}
+    tensors |= {"token_embd.weight": square, "output_norm.weight": norm}
+    return gguf_bytes(metadata, tensors)
+
+
 def check(path: Path) -> bool:
-    """Read a file as a server would; True if it was accepted.
+    """Read a file as a server would; True if it was accepted as a model.
 
     Raises:
         AssertionError: it was accepted and should not have been.
@@ -48,8 +71,7 @@ def check(path: Path) -> bool:
     try:
         file = GgufFile.open(path)
     except InvalidRequestError as refusal:
-        if len(refusal.message) >= 1000 or not refusal.message.isprintable():
-            raise AssertionError(f"a message: {refusal.message[:1000]!r}") from refusal
+        _check_message(refusal)
         return False
     end = 0
     for tensor in sorted(file.tensors.values(), key=lambda tensor: tensor.offset):
@@ -59,7 +81,26 @@ def check(path: Path) -> bool:
         values = dequantise(tensor.type, raw, tensor.shape)
         assert np.isfinite(values).all() or not is_finite(tensor.type, raw)
     assert end <= path.stat().st_size
+    return _is_a_model(file)
+
+
+def _is_a_model(file: GgufFile) -> bool:
+    try:
+        tokenizer = GgufTokenizer(file.path, file.metadata)
+        config = config_of(file, tokenizer.end_tokens)
+        tensors = [*named_tensors(file, config)]
+        form = tokenizer.form()
+    except InvalidRequestError as refusal:
+        _check_message(refusal)
+        return False
+    json.dumps([config, form, tokenizer.config()])
+    assert len(tensors) > config["num_hidden_layers"]
     return True
+
+
+def _check_message(refusal: InvalidRequestError) -> None:
+    if len(refusal.message) >= 1000 or not refusal.message.isprintable():
+        raise AssertionError(f"a message: {refusal.message[:1000]!r}") from refusal
 
 
 def fuzz(executions: int, seed: int) -> int:

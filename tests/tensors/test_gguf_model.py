@@ -195,6 +195,7 @@ def test_a_directory_stands_for_the_only_file_in_it(tmp_path: Path) -> None:
         ({"llama__embedding_length": 1 << 31}, "has shape"),
         ({"llama__attention__head_count_kv": [1, 2]}, "differs from layer to layer"),
         ({"llama__rope__scaling__type": "longrope"}, "read are none, linear and yarn"),
+        ({"llama__rope__freq_base": float("nan")}, "llama.rope.freq_base is nan"),
         ({"llama__rope__dimension_count": 4}, "its heads are of 8, and rope.dimension_count is 4"),
         ({"tokenizer__ggml__pre": "mystery"}, "in the way 'mystery', and those known are gpt-2"),
         ({"tokenizer__ggml__model": "rwkv"}, "of kind 'rwkv'; read are gpt2 and llama"),

@@ -22,9 +22,9 @@ _SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 
 
 def model_directory(model: str | Path, revision: str | None = None) -> Path:
-    """The directory with the model's tokenizer, configuration and embedding table.
+    """The directory or file with the model's tokenizer, configuration and embedding table.
 
-    A directory is taken as it is. A name on the hub is fetched, or found in the hub's cache: the
+    What is here is taken as it is. A name on the hub is fetched, or found in the hub's cache: the
     small files and, of a model in several weight files, only those whose tensors are called after
     an embedding.
 
@@ -78,20 +78,20 @@ class PromptEmbedder:
     def from_pretrained(
         cls, model: str | Path, *, revision: str | None = None, dtype: ModelDType | None = None
     ) -> "PromptEmbedder":
-        """For a model directory, or a name on the hub.
+        """For a model directory, a GGUF file, or a name on the hub.
 
         The weights are neither loaded nor, where they are apart, fetched.
 
         Args:
-            model: the directory or name.
+            model: the directory, file or name.
             revision: of a model on the hub.
-            dtype: of the rows; the table's own unless given. Give the dtype the model is served in
+            dtype: of the rows; the table's own unless given, of GGUF mostly bfloat16. Give the dtype the model is served in
                 where that is wider than the checkpoint's and the model scales its embeddings: the
                 product is rounded in it.
 
         Raises:
             InvalidRequestError: no such model, or one without a tokenizer or an embedding table in
-                safetensors.
+                safetensors or GGUF.
         """
         directory = model_directory(model, revision)
         return cls(EmbeddingTable.open(directory), Renderer.load(directory), dtype=dtype)

@@ -80,7 +80,7 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     }
     """Headings of its options: a field to the one that begins with it."""
     model: str
-    """Directory of a model, or its name on the hub."""
+    """Directory of a model, its GGUF file, or its name on the hub."""
     engine: Literal["torch", "vllm", "sglang", "diffusers", "vllm-omni", "speech", "echo"] = "torch"
     """Engine that runs the model: the built-in one, vLLM, SGLang, or for models that make images
     diffusers, which is chosen for a directory with model_index.json, or vllm-omni. speech runs

@@ -19,7 +19,7 @@ _OMNI, _THINKER = "qwen2_5_omni", "Qwen2_5OmniThinkerForConditionalGeneration"
 
 
 class Checkpoint(Protocol):
-    """What every form of a model gives: small files, by their names in a directory, and tensors."""
+    """A model in any form: small files, by their names in a directory, and tensors."""
 
     def file(self, name: str) -> bytes | None:
         """The bytes of a small file; None where there is none.
@@ -72,7 +72,7 @@ def checkpoint_of(path: Path) -> Checkpoint:
 
 
 def json_of(path: Path, name: str) -> Any:
-    """What a JSON file of a model says; None where there is none.
+    """The value in a JSON file of a model; None where there is none.
 
     Raises:
         InvalidRequestError: it cannot be read, or is not JSON.

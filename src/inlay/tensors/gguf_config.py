@@ -7,7 +7,7 @@ not known here is refused: it would change numbers without a word.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import log
+from math import inf, log
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,8 @@ class Keys:
             raise self.refused(f"it does not say {key}")
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.refused(f"{key} is {quoted(str(value))}, not {kind.__name__}")
+        if isinstance(value, float) and not 0 < value < inf:
+            raise self.refused(f"{key} is {value}")
         if isinstance(value, float):
             # What was 1e-6 in double precision is that again, not 9.99999997e-07.
             return float(str(np.float32(value)))
@@ -313,11 +315,11 @@ def _llama3(keys: Keys, tensor: GgufTensor, theta: float, head_dim: int) -> Fiel
     turns = theta ** (-np.arange(0, head_dim, 2) / head_dim) / (2 * np.pi)
     factor = float(divisors.max())
     between = (divisors > 1 + 1e-4) & (divisors < factor * (1 - 1e-4))
-    if factor > 1 and between.sum() >= 2 and np.isfinite(divisors).all():
+    if 1 < factor < inf and between.sum() >= 2:
         smooth = (1 / divisors[between] - 1 / factor) / (1 - 1 / factor)
         slope, offset = np.polyfit(turns[between], smooth, 1)
         # The low factor is 1 in every model: smooth = (length x turns - 1) / (high - 1).
-        high = round(1 - 1 / offset, 3)
+        high = round(1 - 1 / min(offset, -1e-6), 3)
         found: Fields = {
             "rope_type": "llama3",
             "factor": round(factor, 3),

@@ -35,7 +35,7 @@ _CASED = (
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """How text is prepared for byte-level BPE.
+    """Preparation of text for byte-level BPE.
 
     Attributes:
         regex: of the pieces; None for that of GPT-2.
@@ -154,7 +154,7 @@ class GgufTokenizer:
         return [*dict.fromkeys(named + by_name)]
 
     def config(self) -> dict[str, Any]:
-        """What `tokenizer_config.json` would hold, with the chat templates."""
+        """The content of `tokenizer_config.json`, with the chat templates."""
         names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
         config: dict[str, Any] = {
             f"{ours}_token": self._tokens[found]
@@ -177,7 +177,7 @@ class GgufTokenizer:
         return config
 
     def form(self) -> dict[str, Any]:
-        """What `tokenizer.json` would hold. Merges of 262,144 tokens take seconds to find.
+        """The content of `tokenizer.json`. Merges of 262,144 tokens take seconds to find.
 
         Raises:
             InvalidRequestError: a vocabulary that contradicts itself.
