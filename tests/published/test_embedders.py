@@ -1,6 +1,8 @@
 """Embedding models with the files that sentence-transformers publishes beside them."""
 
 import json
+import re
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from tests import embedding_reference as reference
 from tests.published.conftest import checkpoint
 
 pytestmark = [pytest.mark.published, pytest.mark.timeout(400)]
+
+PAGE = Path(__file__).parents[2] / "docs" / "start" / "search.md"
 
 TEXTS = (
     "How do I bake sourdough bread?",
@@ -56,3 +60,22 @@ def test_vectors_are_those_of_the_published_pipeline_alone_and_together(
         (alone,) = embedded(http, text)
         for found in (vector, alone):
             np.testing.assert_allclose(found, expected(directory, text), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["all-minilm-l6-v2"], indirect=True)
+def test_the_commands_of_the_first_hour_give_the_answers_it_shows(
+    name: str, http: httpx.Client
+) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    answers = {}
+    for command in re.findall(r"^    (curl .*\\\n.*)$", page, re.M):
+        words = shlex.split(command.replace("\\\n", " "))
+        path = words[1].removeprefix("http://127.0.0.1:8001")
+        body = {**json.loads(words[words.index("-d") + 1]), "model": "m"}
+        answers[path] = http.post(path, json=body).raise_for_status().json()
+    (vector,) = answers["/v1/embeddings"]["data"]
+    size = re.search(r"one vector of (\d+) numbers", page)
+    assert size
+    assert len(vector["embedding"]) == int(size[1])
+    scores = [f"{each['relevance_score']:.3f}" for each in answers["/v1/rerank"]["results"]]
+    assert f"{scores[0]}\nagainst {scores[1]} (cosines)" in page
