@@ -15,6 +15,7 @@ EXTENSIONS = ("inlay_audit", "inlay_batches", "inlay_stages", "inlay_tools")
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
 BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "slots", "build"}
+BASE |= {"pooling"}
 MESSAGES = {"request", "card", "commands", "fields", "limits", "outputs", "refusals"}
 MESSAGES |= {"resuming", "routing"}
 SHARED = BASE | MESSAGES
@@ -30,6 +31,7 @@ MAY_IMPORT = {
     "build": set[str](),
     "parent": set[str](),
     "hidden_states": set[str](),
+    "pooling": {"errors"},
     "speech": {"prompt"},
     "address": set[str](),
     "extension": {"errors"},
@@ -64,7 +66,7 @@ MAY_IMPORT = {
     | {"http", "embedding", "media", "tensors", "render"}
     | {"router", "transport", "store", "telemetry", "extension"},
     "adapter": SHARED | {"tensors"},
-    "embedding": SHARED,
+    "embedding": SHARED | {"tensors"},
     "worker": SHARED | {"telemetry", "transport", "engine", "adapter", "tensors", "extension"},
     "engine": SHARED | {"embedding", "media", "tensors", "render", "adapter", "store", "extension"},
     "client": SHARED | {"media", "tensors", "render"},

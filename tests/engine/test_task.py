@@ -35,7 +35,9 @@ def directory(root: Path, *architectures: str, modules: bool = False) -> Path:
         ("BertForMaskedLM", "embed"),
         ("BertForPreTraining", "embed"),
         ("RobertaForSequenceClassification", "score"),
-        ("BertForTokenClassification", "generate"),
+        ("BertForTokenClassification", "embed"),
+        ("HF_ColBERT", "embed"),
+        ("BertForQuestionAnswering", "generate"),
     ],
 )
 def test_the_architecture_says_what_a_model_does(

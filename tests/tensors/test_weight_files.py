@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from transformers.modeling_utils import _get_resolved_checkpoint_files
 
 from inlay.base.errors import InvalidRequestError
-from inlay.embedding.config import DenseConfig
+from inlay.embedding.plan import DenseConfig
 from inlay.engine.embed.pooling import Dense
 from inlay.engine.weights import weights_id
 from inlay.tensors.checkpoint import check_tensors, stored_tensors

@@ -17,12 +17,13 @@ import numpy as np
 from blake3 import blake3
 
 from inlay.base.errors import DeadlineExceededError, ErrorFrame, InvalidRequestError
+from inlay.embedding.bundles import FIRST_PORTS, payloads_of
 from inlay.engine.settings import EngineSettings
 from inlay.messages.card import EmbeddingCard, Exactness, Limits, ModelCard, Stats
 from inlay.messages.digest import Secret, row_digests
 from inlay.messages.fields import check_length
 from inlay.messages.outputs import pooled
-from inlay.messages.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
+from inlay.messages.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Tokens
 from inlay.messages.request import (
     Emit,
     Output,
@@ -158,7 +159,7 @@ class EchoEngine:
         for row, ids in zip(rows, answers, strict=True):
             np.random.default_rng([len(ids), *ids]).standard_normal(out=row, dtype=np.float32)
         self._prompted += request.num_positions
-        return pooled(request, Buffer(rows.data), size)
+        return pooled(request, payloads_of([{"dense": row} for row in rows], FIRST_PORTS))
 
     def _schedule(self) -> None:
         if self._stepping is None and self._running:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from inlay.base.errors import InvalidRequestError
-from inlay.embedding.config import PoolingMode
+from inlay.embedding.plan import OutputName, PoolingMode
 from inlay.media.spec import Kind, max_items_of
 from inlay.messages.card import Phase
 
@@ -244,6 +244,9 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     pooling: Literal["auto", PoolingMode] = "auto"
     """Pooling of hidden states to an embedding. auto is the model's own, else the mean for encoders
     and the last state for decoders."""
+    outputs: list[OutputName] = []
+    """Outputs of a model that embeds which requests may name, the first where they name none:
+    dense, sparse, tokens, token_labels. Unless given, all that its files have."""
     matryoshka_dimensions: list[int] = []
     """Dimensions that requests may shorten embeddings to, for models trained for it whose
     config.json does not say so."""

@@ -149,7 +149,7 @@ HERE = "is not installed in this environment:"
 _CORE: Mapping[str, EngineSpec] = {
     "torch": EngineSpec(
         generate="inlay.engine.torch.engine:TorchEngine",
-        pooling="inlay.engine.embed.encoder:LocalModel",
+        pooling="inlay.engine.embed.local:LocalModel",
         encode="inlay.engine.torch.media.engine:EncodeEngine",
         check="inlay.engine.speculation:speculative_config",
         environment="inlay.engine.torch.threads:engine_environment",

@@ -21,12 +21,14 @@ _BY_SUFFIX: tuple[tuple[str, ChosenTask], ...] = (
     ("LMHeadModel", "generate"),
     ("ChatModel", "generate"),
     ("ForSequenceClassification", "score"),
+    ("ForTokenClassification", "embed"),
     ("ForMaskedLM", "embed"),
+    ("HF_ColBERT", "embed"),
     ("ForPreTraining", "embed"),
     ("ForTextEncoding", "embed"),
     ("Model", "embed"),
 )
-"""Tasks by the suffix of an architecture's name, as in vLLM's `ModelConfig`.
+"""Tasks by the suffix of an architecture's name, as in vLLM's `ModelConfig` where it has one.
 
 The first match counts.
 """

@@ -8,6 +8,7 @@ import msgspec
 from inlay.base.address import Address as Address
 from inlay.base.errors import InvalidRequestError
 from inlay.media.spec import MediaSpec
+from inlay.messages.pooling import EmbeddingCard as EmbeddingCard
 from inlay.messages.request import GrammarKind, Task
 from inlay.stages.graph import StageCard as StageCard
 
@@ -94,36 +95,6 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: Literal["lora", "prompt"] = "lora"
     rank: int = 0
     num_positions: int = 0
-
-
-class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts about a model that embeds.
-
-    Attributes:
-        size: elements of a vector; of a scoring model, its labels.
-        normalize: vectors have length 1 unless a client asks otherwise.
-        any_dimensions: a vector may be shortened to any number of its first elements.
-        dimensions: the numbers of elements it may be shortened to, where not to any.
-        prompts: what is put before a text, by name ("query", "document").
-        default_prompt: name of the one that is put before texts of requests that name none.
-        lower_case: texts are lowered before they are tokenized.
-        unit: vectors leave the engine with length 1 already: requests that want another are
-            refused.
-        activation: what makes scores of a scoring model's logits: "sigmoid", "softmax", "tanh" or
-            "identity".
-        labels: of a scoring model, what its labels are called; empty where nobody says.
-    """
-
-    size: int
-    normalize: bool = True
-    any_dimensions: bool = False
-    dimensions: tuple[int, ...] = ()
-    prompts: dict[str, str] = {}
-    default_prompt: str | None = None
-    lower_case: bool = False
-    unit: bool = False
-    activation: str = "identity"
-    labels: tuple[str, ...] = ()
 
 
 class ImageCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,26 +7,18 @@ from itertools import islice
 import msgspec
 
 from inlay.base.errors import EngineError, OverloadedError
-from inlay.messages.prompt import Buffer
-from inlay.messages.request import PORTS, Output, Payload, PromptLogprobs, Request, Usage
+from inlay.messages.request import Output, Payload, PromptLogprobs, Request, Usage
 
 
-def pooled(request: Request, vectors: Buffer, size: int) -> Output:
-    """The only output of a request that does not generate.
-
-    Args:
-        request: to embed or to score.
-        vectors: float32 [prompts, size], C order, little endian.
-        size: elements of a vector, or labels of a score.
-    """
-    shape = len(request.prompts), size
+def pooled(request: Request, payloads: Sequence[Payload]) -> Output:
+    """The only output of a request that does not generate, with what it gives."""
     return Output(
         request.id,
         request.attempt,
         0,
         finish_reason="stop",
         usage=Usage(request.num_positions, 0),
-        payloads=(Payload(PORTS[request.task], "float32", shape, vectors),),
+        payloads=tuple(payloads),
     )
 
 

@@ -14,6 +14,7 @@ from inlay.base.address import Address, KvRoom
 from inlay.base.errors import ErrorFrame, InlayError
 from inlay.messages.edges import Feed, Fetch, HeldReason, PayloadLease, Window
 from inlay.messages.hidden_states import HiddenStates
+from inlay.messages.pooling import Pooling as Pooling
 from inlay.messages.prompt import Buffer, Prompt, Tokens
 from inlay.messages.speech import Speech
 
@@ -145,17 +146,6 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, tag="sampling", omit_d
     logprob_token_ids: tuple[int, ...] = ()
     thinking: ThinkingBudget | None = None
     hidden_states: HiddenStates | None = None
-
-
-class Pooling(msgspec.Struct, frozen=True, kw_only=True, tag="pooling", omit_defaults=True):
-    """Parameters of a request for embeddings or scores.
-
-    Attributes:
-        second_from: of each prompt that is a pair, the position from which on it is the second text
-            (token type 1); empty where they are no pairs.
-    """
-
-    second_from: tuple[int, ...] = ()
 
 
 ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
@@ -429,7 +419,8 @@ PORTS: Mapping[Task, str] = {
 }
 """Port of the payload of each task.
 
-"embeddings" are float32 [prompts, size], "logits" float32 [prompts, labels]. To encode, there is a
+"embeddings" are float32 [prompts, size], "logits" float32 [prompts, labels]; outputs that a request
+names come on ports of their names (`inlay.embedding.bundles`). To encode, there is a
 payload for each prompt, in their order: the rows of its image [rows, hidden size] in the model's
 dtype. Further ports bring, in the same order, the fields of the rows' bundle: "grid", int32 [rows,
 3], and "deepstack.0" and so on, of the shape and dtype of the rows. "pages" are uint8 [pages, bytes

@@ -156,9 +156,7 @@ class Renderer:
 
         Arguments and errors as `encode`.
         """
-        return self._text_encoder().end(
-            text, add_special_tokens=add_special_tokens, keep=keep, side=side
-        )
+        return self.texts.end(text, add_special_tokens=add_special_tokens, keep=keep, side=side)
 
     def encode_texts(
         self,
@@ -172,9 +170,7 @@ class Renderer:
 
         Arguments and errors as `TextEncoder.encode`, and `ContextLengthError` as `encode`.
         """
-        return self._text_encoder().encode(
-            texts, add_special_tokens=add_special_tokens, keep=keep, side=side
-        )
+        return self.texts.encode(texts, add_special_tokens=add_special_tokens, keep=keep, side=side)
 
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, keep: int | None = None, side: Side = "right"
@@ -183,11 +179,11 @@ class Renderer:
 
         Arguments and errors as `TextEncoder.pairs`, and `ContextLengthError` as `encode`.
         """
-        return self._text_encoder().pairs(pairs, keep=keep, side=side)
+        return self.texts.pairs(pairs, keep=keep, side=side)
 
     def clipped(self, texts: Sequence[str], tokens: Sequence[int]) -> list[str]:
         """Return the beginning of each text; arguments and errors as `TextEncoder.clipped`."""
-        return self._text_encoder().clipped(texts, tokens)
+        return self.texts.clipped(texts, tokens)
 
     def chat(
         self,
@@ -275,13 +271,13 @@ class Renderer:
 
     def with_special_tokens(self, prompt: Prompt) -> Prompt:
         """Return a prompt between the special tokens that the tokenizer puts around a text."""
-        before, after = self._text_encoder().special_ids
+        before, after = self.texts.special_ids
         return Prompt.of(Tokens(before), *prompt.segments, Tokens(after))
 
     @property
     def num_special_tokens(self) -> int:
         """Number of special tokens that the tokenizer puts around a text."""
-        return sum(map(len, self._text_encoder().special_ids))
+        return sum(map(len, self.texts.special_ids))
 
     def template_variables(self, *, tools: bool) -> frozenset[str]:
         """Return the variables that the chat template, with or without tools, reads.
@@ -351,7 +347,9 @@ class Renderer:
         """Return the bytes of an id, which may be a part of a character; empty without a token."""
         return list(self._vocabulary.data(id_))
 
-    def _text_encoder(self) -> TextEncoder:
+    @property
+    def texts(self) -> TextEncoder:
+        """The tokenizer of many texts at once."""
         with self._lock:
             if self._texts is None:
                 self._texts = TextEncoder(self._tokenizer, max_positions=self._max_positions)

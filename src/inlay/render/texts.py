@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tokenizers import Encoding, Tokenizer
 
@@ -26,6 +26,10 @@ class Pair(NamedTuple):
 
     ids: tuple[int, ...]
     second_from: int
+
+
+Range: TypeAlias = tuple[int, int] | None
+"""First character of a token and the one behind its last; None of a special token."""
 
 
 class TextEncoder:
@@ -106,6 +110,36 @@ class TextEncoder:
         if found.whole:
             return End((*before, *found.ids, *after), True)
         return End((*before, *found.ids) if side == "right" else (*found.ids, *after), False)
+
+    def ranges(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        keep: int | None = None,
+        side: Side = "right",
+    ) -> list[list[Range]]:
+        """Return the range of characters of each id that `encode` returns.
+
+        Arguments and errors as `encode`.
+        """
+        before, after = (self._before, self._after) if add_special_tokens else ([], [])
+        room = None if keep is None else max(0, keep - len(before) - len(after))
+        found = []
+        for text in texts:
+            part = text if room is None else part_of(text, _enough(room), side)
+            start = outside = len(text) - len(part) if side == "left" else 0
+            own: list[Range] = []
+            for piece in pieces_of(self._alone, part):
+                with memory_for(piece.text):
+                    offsets = self._tokenizer.encode(piece.text, add_special_tokens=False).offsets
+                own += [(start + first, start + stop) for first, stop in offsets]
+                start = outside + piece.end
+            if room is not None and len(own) > room:
+                own = own[:room] if side == "right" else own[len(own) - room :]
+            whole = [*[None] * len(before), *own, *[None] * len(after)]
+            found.append(whole if keep is None else whole[:keep])
+        return found
 
     def _cut(self, texts: Sequence[str], room: int, side: Side) -> list[Sequence[int]]:
         """Return the ids of each text without special tokens; of a long text, those of `end_of`."""

@@ -59,8 +59,8 @@ class _Group(NamedTuple):
             first position, so that non-finite values stay within their sequence. None if all are
             equally long.
         scatter: [stop - start], index of each position in the padded result.
-        keys: bool [sequences, 1, 1, longest], false for keys that are padding; None if all are
-            equally long.
+        keys: bool [sequences, 1, 1, longest], false for keys that are padding or not seen; None if
+            there are none.
     """
 
     start: int
@@ -80,6 +80,8 @@ class PackedAttention:
         device: device of the batch.
         atomic: bounds, in the batch, of segments whose positions see all of their segment.
         narrowed: sliding windows are smaller by so many positions.
+        visible: of each sequence, the first positions that others see; None: all. Where attention
+            is not causal.
 
     Attributes:
         lengths: as given.
@@ -91,8 +93,10 @@ class PackedAttention:
         device: torch.device,
         atomic: Sequence[tuple[int, int]] = (),
         narrowed: int = 0,
+        visible: Sequence[int] | None = None,
     ) -> None:
         self.lengths = lengths
+        self._visible = lengths if visible is None else visible
         self._narrowed = narrowed
         self._windows: dict[tuple[int, Window], Tensor] = {}
         self._with_segments: dict[tuple[int, Window], Tensor] = {}
@@ -115,7 +119,8 @@ class PackedAttention:
             least = lengths[start] * (1 if lengths[start] >= _ALONE else _ALIKE)
             stop = next((n for n in range(start, len(lengths)) if lengths[n] < least), len(lengths))
             first = groups[-1].stop if groups else 0
-            groups.append(_group(lengths[start:stop], first, self._device))
+            seen = self._visible[start:stop]
+            groups.append(_group(lengths[start:stop], seen, first, self._device))
             start = stop
         return groups
 
@@ -219,14 +224,19 @@ class PackedAttention:
         return self._with_segments[key]
 
 
-def _group(lengths: Sequence[int], start: int, device: torch.device) -> _Group:
+def _group(
+    lengths: Sequence[int], visible: Sequence[int], start: int, device: torch.device
+) -> _Group:
     longest, total = max(lengths), sum(lengths)
     stop = start + total
+    places = torch.arange(longest)
+    keys = None
+    if min(visible) < longest:
+        keys = (places < torch.tensor(visible)[:, None])[:, None, None].to(device)
     if min(lengths) == longest:
-        return _Group(start, stop, len(lengths), longest, None, None, None)
+        return _Group(start, stop, len(lengths), longest, None, None, keys)
     counts = torch.tensor(lengths)
     firsts = torch.tensor(list(accumulate(lengths[:-1], initial=start)))
-    places = torch.arange(longest)
     real = places < counts[:, None]
     gather = torch.where(real, firsts[:, None] + places, firsts[:, None])
     scatter = torch.nonzero(real.flatten()).flatten()
@@ -237,7 +247,7 @@ def _group(lengths: Sequence[int], start: int, device: torch.device) -> _Group:
         longest,
         gather.flatten().to(device),
         scatter.to(device),
-        real[:, None, None].to(device),
+        keys,
     )
 
 

@@ -1,40 +1,32 @@
 """A transformers model that computes vectors or logits for batches of prompts, without padding."""
 
-import asyncio
-import copy
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from msgspec.structs import replace
-from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForSequenceClassification
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from torch import Tensor
 
-from inlay import __version__
-from inlay.base.errors import EngineError
+from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.embedding.cache import Bundle
 from inlay.embedding.config import EmbeddingConfig
-from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.embed import facts
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import PoolingFamily, family_of
 from inlay.engine.embed.gelu import fuse_gelu
-from inlay.engine.embed.pooling import dense_layers, pool
+from inlay.engine.embed.heads import class_of, head_of, pair_logits
+from inlay.engine.embed.outputs import all_outputs
 from inlay.engine.embed.relative_bias import bias_scores
+from inlay.engine.embed.roles import with_roles
 from inlay.engine.embed.self_check import CheckBatch, judge_vectors, narrowed, vector_reference
 from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
-from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
+from inlay.engine.embed.vector_model import EmbedInput
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention.chunks import see_chunks
 from inlay.engine.torch.batch import DEEPSTACK
-from inlay.engine.torch.media.encoder import MediaEncoder
-from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.self_check.judgement import FLOOR, Judgement
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
@@ -43,10 +35,8 @@ from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.linear import accelerate
 from inlay.engine.weights import directory_of, weights_id
 from inlay.media.positions import GRID_FIELD, rope_positions
-from inlay.messages.card import Limits, ModelCard, SelfCheck
-from inlay.messages.digest import Secret
+from inlay.messages.card import SelfCheck
 from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.messages.request import Task
 from inlay.tensors.checkpoint import config_of
 from inlay.tensors.table import EmbeddingTable
 
@@ -101,7 +91,15 @@ class Encoder:
         self._first = facts.first_position(family, hidden)
         self._narrowed = narrowed(hidden)
         fast = not check.plain
-        self._tiled = _tiled(base, settings, self._first) if family.tiled and fast else None
+        # Tiles know no positions that others do not see.
+        hides = any(role.at_least and not role.attend for role in config.roles.values())
+        if hides and family.causal:
+            raise InvalidRequestError(
+                "queries are filled up with positions that others do not see, which is served of "
+                "encoders"
+            )
+        tiles = family.tiled and fast and not hides
+        self._tiled = _tiled(base, settings, self._first) if tiles else None
         if self._tiled is None and family.gelu is not None and fast:
             fuse_gelu(base, family.gelu)
         if family.biased:
@@ -109,8 +107,7 @@ class Encoder:
         accelerate(base, family.fused, check=check)
         self._tells_places = see_chunks(base)
         self._base = base
-        self._head = _head_of(model) if scores else None
-        self._pooler = getattr(base, "pooler", None) if scores else None
+        pooler = getattr(base, "pooler", None) if scores else None
         if hasattr(base, "pooler"):
             # It would read the batch's first position; only a head needs it.
             base.pooler = None
@@ -124,12 +121,13 @@ class Encoder:
         self.max_model_len = facts.max_model_len(
             settings.max_model_len, config, hidden, self._first
         )
-        self._modes = facts.pooling_modes(settings, config, family, hidden)
-        self._dense = dense_layers(config.dense, self.hidden_size * len(self._modes)).to(
-            self.device
-        )
-        self.card = facts.card_of(settings, config, hidden, self._modes)
-        self.weights_id = facts.identity(config, self._modes)
+        outputs = facts.outputs_of(settings, config, family, hidden)
+        self._heads = {
+            each.name: head_of(each, model, pooler, config.directory) for each in outputs
+        }
+        self._pairs = pair_logits(model, pooler, outputs[0]) if scores else None
+        self.card = with_roles(facts.card_of(settings, config, hidden, outputs), config)
+        self.weights_id = facts.identity(config, outputs)
         self.self_check: SelfCheck | None = None
         # What was asked for: products of about 16 bits.
         coarse = self.dtype == torch.float32 and settings.float32_matmul_precision == "high"
@@ -156,6 +154,7 @@ class Encoder:
         family = family_of(stored)
         scores = settings.task == "score"
         facts.check_task(stored, family, settings.task)
+        sources = {each.source for each in facts.outputs_of(settings, config, family)}
         device = device_of(settings.device)
         if device.type == "cpu":
             torch.set_num_threads(threads.count(settings.num_threads))
@@ -163,7 +162,7 @@ class Encoder:
 
         def read() -> Any:
             return load(
-                AutoModelForSequenceClassification if scores else AutoModel,
+                class_of(sources, scores=scores),
                 config.directory,
                 dtype=dtype,
                 attn_implementation=(
@@ -198,31 +197,43 @@ class Encoder:
         lengths = [len(prompt) for prompt in batch.prompts]
         with torch.inference_mode():
             states = self._hidden(batch.prompts, lengths, batch.second_from, batch.places)
-            scores = None if self._head is None else self._scored(self._head, states, lengths)
+            scores = self._pairs(states, lengths) if self.scores else None
         return judge_vectors(states, scores, reference, self._floor)
 
-    def vectors(self, prompts: Sequence[Prompt], second_from: Sequence[int] = ()) -> Tensor:
-        """Compute the vector or logits of each prompt: float32 [S, size], on the host.
+    def outputs(self, asked: Sequence[EmbedInput]) -> list[Bundle]:
+        """Compute what each prompt wants, on the host; states are computed once.
 
         Args:
-            prompts: at least one position each, in any order; neighbours of similar length are
+            asked: at least one position each, in any order; neighbours of similar length are
                 faster.
+        """
+        prompts = [each.prompt for each in asked]
+        lengths = [len(prompt) for prompt in prompts]
+        hides = any(each.visible is not None for each in asked)
+        with torch.inference_mode():
+            states = self._hidden(
+                prompts,
+                lengths,
+                [each.second_from for each in asked],
+                visible=[
+                    length if each.visible is None else each.visible
+                    for each, length in zip(asked, lengths, strict=True)
+                ]
+                if hides
+                else None,
+            )
+            return all_outputs(self._heads, states, asked)
+
+    def vectors(self, prompts: Sequence[Prompt], second_from: Sequence[int] = ()) -> Tensor:
+        """Compute the model's first output, one vector of each prompt: float32 [S, size].
+
+        Args:
+            prompts: as for `outputs`.
             second_from: start of each pair's second text; empty if the prompts are not pairs.
         """
-        lengths = [len(prompt) for prompt in prompts]
-        with torch.inference_mode():
-            hidden = self._hidden(prompts, lengths, second_from)
-            if self._head is None:
-                found: Tensor = self._dense(pool(hidden, lengths, self._modes))
-            else:
-                found = self._scored(self._head, hidden, lengths)
-            return found.cpu()
-
-    def _scored(self, head: "_Head", hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Compute the logits of each sequence: float32 [S, labels]."""
-        first = pool(hidden, lengths, self._modes).to(self.dtype)[:, None]
-        pooled = None if self._pooler is None else self._pooler(first)
-        return head(BaseModelOutputWithPooling(first, pooled)).float()
+        seconds = second_from or [len(prompt) for prompt in prompts]
+        found = self.outputs(list(map(EmbedInput, prompts, seconds)))
+        return torch.from_numpy(np.stack([next(iter(bundle.values())) for bundle in found]))
 
     def _hidden(
         self,
@@ -230,12 +241,14 @@ class Encoder:
         lengths: Sequence[int],
         second_from: Sequence[int],
         places: "np.ndarray[Any, Any] | None" = None,
+        visible: Sequence[int] | None = None,
     ) -> Tensor:
         """Compute the last hidden states of all positions [T, C].
 
         With `places` [T], as the check computes them: at these positions, and in narrow windows.
+        With `visible` [S], others see the first positions of each prompt alone.
         """
-        if self._tiled is not None:
+        if self._tiled is not None and visible is None:
             # These take tokens alone.
             ids = [prompt.token_ids() for prompt in prompts]
             if places is None:
@@ -263,6 +276,7 @@ class Encoder:
                 self.device,
                 _atomic(prompts, ends - counts),
                 0 if places is None else self._narrowed,
+                visible,
             ),
             **options,
         }
@@ -364,106 +378,3 @@ def _tiled(base: Any, settings: EngineSettings, first: int) -> TiledBody | None:
     if base.dtype == torch.bfloat16:
         return tile(base, 1, first)
     return tile(base, 3 if settings.float32_matmul_precision == "highest" else 2, first)
-
-
-class _Given(nn.Module):
-    """Stand-in for a model's body that returns its input."""
-
-    def forward(
-        self,
-        *_: Any,
-        inputs_embeds: Tensor,
-        given: BaseModelOutputWithPooling | None = None,
-        **__: Any,
-    ) -> BaseModelOutputWithPooling:
-        # Some models pass on no more than they know.
-        return BaseModelOutputWithPooling(inputs_embeds) if given is None else given
-
-
-_Head = Callable[[BaseModelOutputWithPooling], Tensor]
-
-
-def _head_of(model: Any) -> _Head:
-    """Return the function from the body's output to logits, without the body."""
-    head = copy.copy(model)
-    head._modules = {**model._modules, model.base_model_prefix: _Given()}
-
-    def logits(given: BaseModelOutputWithPooling) -> Tensor:
-        # The states also serve as the required input, from which such models take the batch size.
-        found: Tensor = head(inputs_embeds=given.last_hidden_state, given=given).logits
-        return found
-
-    return logits
-
-
-class LocalModel:
-    """An `Encoder` in a thread of its own."""
-
-    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
-        self._settings = settings
-        self._secret = secret
-        self._encoder: Encoder | None = None
-        self._media: MediaEncoder | None = None
-        self._thread = ComputeThread()
-
-    async def start(self) -> LoadedEmbeddingModel:
-        """Load the model. Raises `InvalidRequestError` if it, or a setting, is not supported."""
-        encoder = self._encoder = await self._thread.run(partial(Encoder.load, self._settings))
-        media = self._media = await self._thread.run(partial(encoder_of, self._settings, encoder))
-        card = _card(self._settings, encoder, self._secret)
-        if media is not None:
-            card = replace(card, media=media.spec, self_check=media.self_check)
-        return LoadedEmbeddingModel(card, self._settings.max_num_batched_tokens, media=media)
-
-    async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
-        """Compute the vector of each prompt: [len(batch), size]."""
-        if self._encoder is None:
-            raise EngineError("the engine is not started")
-        return await self._thread.run(partial(_vectors, self._encoder, batch))
-
-    async def failed(self) -> EngineError:
-        """Never return: an error in this process ends one batch, or the process."""
-        never: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
-        return await never
-
-    async def close(self) -> None:
-        """Stop the threads and release the model."""
-        if self._media is not None:
-            await self._media.close()
-        await asyncio.to_thread(self._thread.close)
-        self._encoder = None
-
-
-def _vectors(encoder: Encoder, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
-    prompts, seconds = [asked.prompt for asked in batch], [asked.second_from for asked in batch]
-    found: npt.NDArray[np.float32] = encoder.vectors(prompts, seconds).numpy()
-    return found
-
-
-def _card(settings: EngineSettings, encoder: Encoder, secret: Secret) -> ModelCard:
-    names = settings.names
-    max_abs = settings.max_prompt_embeds_abs
-    return ModelCard(
-        name=names[0],
-        aliases=tuple(names[1:]),
-        path=encoder.path,
-        weights_id=encoder.weights_id,
-        dtype=str(encoder.dtype).removeprefix("torch."),
-        vocab_size=encoder.vocab_size,
-        hidden_size=encoder.hidden_size,
-        limits=Limits(
-            max_model_len=encoder.max_model_len,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_queued_tokens=settings.max_num_queued_tokens,
-            max_prompt_embeds_abs=100 * encoder.embedding_abs_max if max_abs is None else max_abs,
-        ),
-        engine="torch",
-        engine_version=__version__,
-        tasks=(Task.SCORE if encoder.scores else Task.EMBED,),
-        embedding_table_id=encoder.embedding_table_id,
-        embedding_abs_max=encoder.embedding_abs_max,
-        prompt_embeds=encoder.refuses_rows,
-        secret_fingerprint=secret.fingerprint,
-        embedding=encoder.card,
-        self_check=encoder.self_check,
-    )

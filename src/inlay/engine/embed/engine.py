@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from inlay.base.errors import (
@@ -18,6 +17,8 @@ from inlay.base.errors import (
     InvalidRequestError,
     OverloadedError,
 )
+from inlay.embedding.bundles import FIRST_PORTS, payloads_of
+from inlay.embedding.cache import Bundle
 from inlay.engine.admission import PromptAdmission
 from inlay.engine.embed.queue import BatchQueue, Item
 from inlay.engine.embed.vector_model import (
@@ -32,7 +33,7 @@ from inlay.media.positions import placed
 from inlay.messages.card import ModelCard, Stats
 from inlay.messages.fields import check_length
 from inlay.messages.outputs import pooled
-from inlay.messages.prompt import Buffer, Media, Prompt, Rows, Segment
+from inlay.messages.prompt import Media, Prompt, Rows, Segment
 from inlay.messages.request import Emit, Output, Pooling, Request, Task
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class _Receiver:
     """A running request.
 
     Attributes:
-        rows: float32 [prompts, size], filled batch by batch; empty until the first batch ends.
+        bundles: what its prompts get, filled batch by batch.
         left: number of prompts that are not computed yet.
         encoding: encodes its media; None if nothing is to be encoded.
     """
@@ -55,11 +56,13 @@ class _Receiver:
     emit: Emit
     expires: float | None
     left: int
-    rows: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    bundles: dict[int, Bundle] = field(default_factory=dict)
     encoding: asyncio.Task[None] | None = None
 
     def answer(self) -> Output:
-        return pooled(self.request, Buffer(self.rows.data), self.rows.shape[1])
+        in_order = [self.bundles[index] for index in range(len(self.bundles))]
+        ports = {} if self.request.pooling.outputs else FIRST_PORTS
+        return pooled(self.request, payloads_of(in_order, ports))
 
     def lost(self, error: InlayError) -> Output:
         return self.request.end("error", error)
@@ -203,10 +206,16 @@ class EmbedEngine:
             raise InvalidRequestError(
                 f"adapter {request.adapter!r} does not exist: this engine has none", param="model"
             )
-        if len(request.pooling.second_from) not in (0, len(request.prompts)):
+        pooling, count = request.pooling, len(request.prompts)
+        if len(pooling.second_from) not in (0, count) or len(pooling.visible) not in (0, count):
             raise InvalidRequestError(
-                "either all prompts of a request are pairs or none is", param="input"
+                "either all prompts of a request are pairs or none is, and so of those that are "
+                "partly visible",
+                param="input",
             )
+        if pooling.outputs and self.card.embedding is not None:
+            for name in pooling.outputs:
+                self.card.embedding.output(name, self.card.name)
         limit = self.card.limits.max_model_len
         for prompt in request.prompts:
             if not len(prompt):
@@ -289,7 +298,7 @@ class EmbedEngine:
         self._running += len(batch)
         try:
             with self._at_work():
-                found = await self._model.vectors(asked)
+                found = await self._model.outputs(asked)
         except Exception as error:
             log.exception("a batch failed")
             failed = (
@@ -306,8 +315,11 @@ class EmbedEngine:
         self._count(asked)
         for request_id, receiver in requests.items():
             if self._receivers.get(request_id) is receiver:
-                mine = [place for place, item in enumerate(batch) if item.request_id == request_id]
-                self._take(receiver, [batch[place].index for place in mine], found[mine])
+                own = zip(batch, found, strict=True)
+                self._take(
+                    receiver,
+                    {item.index: made for item, made in own if item.request_id == request_id},
+                )
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -337,33 +349,31 @@ class EmbedEngine:
             progress=stats.progress + positions,
         )
 
-    def _take(
-        self, receiver: _Receiver, indices: list[int], vectors: npt.NDArray[np.float32]
-    ) -> None:
-        """Store some of a request's vectors."""
-        finite = np.isfinite(vectors).all(axis=1)
-        if not finite.all():
-            wrong = indices[int(np.argmin(finite))]
-            self._end(
-                receiver,
-                receiver.lost(
-                    EngineError(
-                        f"the model's output for input {wrong} of the request is not finite"
-                    )
-                ),
-            )
-            return
-        if not receiver.rows.size:
-            receiver.rows = np.empty((len(receiver.request.prompts), vectors.shape[1]), np.float32)
-        receiver.rows[indices] = vectors
-        receiver.left -= len(indices)
+    def _take(self, receiver: _Receiver, bundles: Mapping[int, Bundle]) -> None:
+        """Store what some of a request's prompts get, by their index."""
+        for index, bundle in bundles.items():
+            if not all(np.isfinite(array).all() for array in bundle.values()):
+                wrong = EngineError(
+                    f"the model's output for input {index} of the request is not finite"
+                )
+                self._end(receiver, receiver.lost(wrong))
+                return
+        receiver.bundles.update(bundles)
+        receiver.left -= len(bundles)
         if not receiver.left:
             self._end(receiver, receiver.answer())
 
 
 def _asked(request: Request, index: int) -> EmbedInput:
-    prompt, seconds = request.prompts[index], request.pooling.second_from
-    return EmbedInput(prompt, seconds[index] if seconds else len(prompt), request.salt)
+    prompt, pooling = request.prompts[index], request.pooling
+    return EmbedInput(
+        prompt,
+        pooling.second_from[index] if pooling.second_from else len(prompt),
+        request.salt,
+        pooling.outputs,
+        pooling.visible[index] if pooling.visible else None,
+        pooling.max_active,
+    )
 
 
 def has_media(request: Request) -> bool:

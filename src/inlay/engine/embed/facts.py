@@ -5,17 +5,23 @@ Pooling, maximum length, metadata and identity.
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
 from inlay.base.errors import InvalidRequestError
-from inlay.embedding.config import EmbeddingConfig, PoolingMode, activation_of
+from inlay.embedding.config import EmbeddingConfig
+from inlay.embedding.files import activation_of
+from inlay.embedding.plan import OutputPlan
 from inlay.engine.embed.families import PoolingFamily
+from inlay.engine.embed.pooling import pickled_files
 from inlay.engine.settings import EngineSettings
 from inlay.engine.weights import weights_id
 from inlay.messages.card import EmbeddingCard
+from inlay.messages.pooling import OutputCard
+from inlay.tensors.weight_files import find_weights
 
 _logger = logging.getLogger(__name__)
 
@@ -63,36 +69,88 @@ def max_model_len(asked: int | None, config: EmbeddingConfig, model: Any, first:
     return asked or min(own, config.max_length or own)
 
 
-def pooling_modes(
+def outputs_of(
     settings: EngineSettings,
     config: EmbeddingConfig,
     family: PoolingFamily | None,
     model: Any = None,
-) -> tuple[PoolingMode, ...]:
-    """Return the pooling modes whose results are concatenated; `model` as for `max_model_len`.
+) -> tuple[OutputPlan, ...]:
+    """Return what the model gives, the first unless a request says otherwise.
+
+    `model` is as for `max_model_len`.
 
     Raises:
-        InvalidRequestError: neither settings nor files name one, and the `family` is unknown.
+        InvalidRequestError: `settings` name an output that it has not, neither they nor the files
+            say how states are pooled and the `family` is unknown, or its head is not served.
     """
     if settings.task == "score":
         # ModernBERT's heads say which; all others read the first state.
-        return ("mean",) if getattr(model, "classifier_pooling", "cls") == "mean" else ("cls",)
+        mean = getattr(model, "classifier_pooling", "cls") == "mean"
+        return (OutputPlan("labels", source="classes", select=("mean" if mean else "cls",)),)
+    if config.guess is not None and not settings.outputs:
+        _logger.warning("%s: %s", config.directory, config.guess)
+    names = [each.name for each in config.outputs]
+    unknown = next((name for name in settings.outputs if name not in names), None)
+    if unknown is not None:
+        raise InvalidRequestError(
+            f"the model gives {', '.join(names)}; --outputs names {unknown!r}", param="outputs"
+        )
+    chosen = [each for each in config.outputs if each.name in (settings.outputs or names)]
+    chosen.sort(key=lambda each: (settings.outputs or names).index(each.name))
+    others = [each.name for each in chosen if each.source != "states"]
+    if others and (family is None or family.causal):
+        raise InvalidRequestError(
+            f"{' and '.join(others)} are served of encoders, and this model is a decoder, or not "
+            "known"
+        )
+    return tuple(
+        replace(each, select=_modes(settings, each.select, family))
+        if each.name == "dense"
+        else each
+        for each in chosen
+    )
+
+
+def dense_of(
+    settings: EngineSettings, config: EmbeddingConfig, family: PoolingFamily | None
+) -> OutputPlan:
+    """Return the one output of an engine that makes no others. Raises as `outputs_of`.
+
+    Raises:
+        InvalidRequestError: the model gives no dense vectors.
+    """
+    if settings.task == "score":
+        return outputs_of(settings, config, family)[0]
+    dense = config.output("dense")
+    if dense is None or (settings.outputs or ["dense"]) != ["dense"]:
+        has = ", ".join(each.name for each in config.outputs)
+        raise InvalidRequestError(
+            f"this engine makes dense vectors alone; the model gives {has}: the torch engine "
+            "serves it",
+            param="engine",
+        )
+    return replace(dense, select=_modes(settings, dense.select, family))
+
+
+def _modes(
+    settings: EngineSettings, said: tuple[str, ...] | None, family: PoolingFamily | None
+) -> tuple[str, ...]:
     if settings.pooling != "auto":
         return (settings.pooling,)
-    if config.pooling is not None:
-        return config.pooling
+    if said is not None:
+        return said
     if family is None:
         raise InvalidRequestError(
             "the model does not say how its states are pooled: say it with --pooling",
             param="pooling",
         )
-    mode: PoolingMode = "lasttoken" if family.causal else "mean"
+    mode = "lasttoken" if family.causal else "mean"
     _logger.warning("the model does not say how its states are pooled; taking %r (--pooling)", mode)
     return (mode,)
 
 
 def card_of(
-    settings: EngineSettings, config: EmbeddingConfig, model: Any, modes: Sequence[PoolingMode]
+    settings: EngineSettings, config: EmbeddingConfig, model: Any, outputs: Sequence[OutputPlan]
 ) -> EmbeddingCard:
     """Describe the model's vectors or scores for clients.
 
@@ -101,7 +159,8 @@ def card_of(
     """
     if settings.task == "score":
         return _scoring_card(model)
-    size = config.dense[-1].out_features if config.dense else int(model.hidden_size) * len(modes)
+    cards = tuple(_output_card(output, model) for output in outputs)
+    size = next((each.size for each in cards if each.name == "dense"), cards[0].size)
     allowed = settings.matryoshka_dimensions or getattr(model, "matryoshka_dimensions", None) or ()
     if any(not 0 < each <= size for each in allowed):
         raise InvalidRequestError(
@@ -109,22 +168,48 @@ def card_of(
         )
     return EmbeddingCard(
         size=size,
-        normalize=config.normalize,
+        normalize=any(each.normalize for each in cards if each.name == "dense"),
         any_dimensions=bool(getattr(model, "is_matryoshka", False)) and not allowed,
         dimensions=tuple(sorted(allowed)),
         prompts=config.prompts,
         default_prompt=config.default_prompt,
         lower_case=config.lower_case,
+        outputs=cards,
     )
+
+
+def _output_card(output: OutputPlan, model: Any) -> OutputCard:
+    if output.source == "classes":
+        size = int(model.num_labels)
+    elif output.name == "sparse":
+        size = int(model.vocab_size)
+    else:
+        modes = len(output.select or ()) if output.keep == "one" else 1
+        hidden = int(model.hidden_size) * modes
+        size = output.head[-1].out_features if output.head else hidden
+    return OutputCard(
+        name=output.name,
+        size=size,
+        normalize=output.finish == "normalize",
+        first=int(output.keep == "each" and output.select == ("rest",)),
+        mean=output.mean,
+        of_ids=output.keep == "ids",
+        labels=_labels(model) if output.source == "classes" else (),
+    )
+
+
+def _labels(config: Any) -> tuple[str, ...]:
+    """Return the names of a model's classes; empty where its files name none, or not all."""
+    names = {int(index): str(name) for index, name in (config.id2label or {}).items()}
+    numbers = range(int(config.num_labels))
+    return tuple(names[index] for index in numbers) if {*numbers} <= {*names} else ()
 
 
 def _scoring_card(config: Any) -> EmbeddingCard:
     """Describe a scoring model: its labels, and the activation after its logits."""
     size = int(config.num_labels)
-    names = {int(index): str(name) for index, name in (config.id2label or {}).items()}
-    labels = tuple(names[index] for index in range(size)) if set(range(size)) <= set(names) else ()
     return EmbeddingCard(
-        size=size, normalize=False, activation=_activation(config, size), labels=labels
+        size=size, normalize=False, activation=_activation(config, size), labels=_labels(config)
     )
 
 
@@ -161,15 +246,31 @@ def _activation(config: Any, labels: int) -> str:
     return probabilities if found == "sigmoid" else found
 
 
-def identity(config: EmbeddingConfig, modes: Sequence[PoolingMode], *, unit: bool = False) -> str:
+def identity(config: EmbeddingConfig, outputs: Sequence[OutputPlan], *, unit: bool = False) -> str:
     """Return 32 hex digits that identify everything that determines a vector.
 
     `unit` if the engine normalises vectors whatever the model says.
     """
     hasher = blake3(weights_id(config.directory).encode())
-    hasher.update(",".join(modes).encode())
-    for layer in config.dense:
-        hasher.update(f"{weights_id(layer.directory)} {layer.activation}".encode())
+    for output in outputs:
+        if output.name in ("dense", "labels"):
+            hasher.update(",".join(output.select or ()).encode())
+        elif output.head or output.source != "states":
+            hasher.update(f"\n{output.name} {output.select} {output.finish}".encode())
+        for layer in output.head:
+            own = _layer_id(layer.path, config.directory)
+            hasher.update(f"{own} {layer.activation}".encode())
     if unit:
         hasher.update(b"unit")
+    return hasher.digest(16).hex()
+
+
+def _layer_id(path: Path, model: Path) -> str:
+    if path == model:
+        return ""  # among the model's own weights
+    if path.is_dir() and find_weights(path) is not None:
+        return weights_id(path)
+    hasher = blake3()
+    for file in pickled_files(path):
+        hasher.update(file.read_bytes())
     return hasher.digest(16).hex()

@@ -1,4 +1,4 @@
-"""Pooling and Dense layers: hidden states to vectors.
+"""Pooling and linear layers: hidden states to vectors.
 
 Computed in float32, whatever the model's dtype is.
 
@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from inlay.base.errors import InvalidRequestError
-from inlay.embedding.config import DenseConfig, PoolingMode
-from inlay.tensors.weight_files import weight_files
+from inlay.embedding.plan import DenseConfig
+from inlay.tensors.state_dict import open_state_dict
+from inlay.tensors.weight_files import find_pickled, find_weights, weight_files
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "identity": nn.Identity,
@@ -27,7 +28,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def pool(hidden: Tensor, lengths: Sequence[int], modes: Sequence[PoolingMode]) -> Tensor:
+def pool(hidden: Tensor, lengths: Sequence[int], modes: Sequence[str]) -> Tensor:
     """Pool each sequence to one vector: float32 [S, C times the number of modes].
 
     Args:
@@ -48,7 +49,7 @@ def _weighted(states: Tensor) -> Tensor:
     return (states.float() * places[:, None]).sum(0) / (len(states) * (len(states) + 1) / 2)
 
 
-_POOLS: Mapping[PoolingMode, Callable[[Tensor], Tensor]] = {
+_POOLS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "cls": lambda states: states[0].float(),
     "lasttoken": lambda states: states[-1].float(),
     "max": lambda states: states.amax(0).float(),
@@ -66,19 +67,16 @@ class Dense(nn.Module):
         """Read its weights.
 
         Raises:
-            InvalidRequestError: its weights are not in safetensors, or do not match its
-                configuration.
+            InvalidRequestError: its weights cannot be read, or do not match its configuration.
         """
         super().__init__()
         self._linear = nn.Linear(config.in_features, config.out_features, bias=config.bias)
         self._activation = _ACTIVATIONS[config.activation]()
-        weights = _weights(config.directory)
+        weights = _weights(config.path, config.prefix)
         try:
-            self._linear.load_state_dict(
-                {name.removeprefix("linear."): tensor.float() for name, tensor in weights.items()}
-            )
+            self._linear.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
         except RuntimeError as error:
-            raise InvalidRequestError(f"{config.directory} cannot be loaded: {error}") from error
+            raise InvalidRequestError(f"{config.path} cannot be loaded: {error}") from error
         self.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,11 +85,39 @@ class Dense(nn.Module):
         return states
 
 
-def _weights(directory: Path) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    for file in weight_files(directory).paths():
-        weights |= load_file(file)
-    return weights
+def _weights(path: Path, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, without it.
+
+    Of a directory with safetensors, else with a file by `torch.save`, or of such a file.
+    """
+    found: dict[str, Tensor] = {}
+    if path.is_dir() and find_weights(path) is not None:
+        for file in weight_files(path).paths():
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (no mapping)
+                    if name.startswith(prefix):
+                        found[name.removeprefix(prefix)] = tensors.get_tensor(name)
+        return found
+    for file in pickled_files(path):
+        with open_state_dict(file) as saved:
+            for each in saved:
+                if each.name.startswith(prefix):
+                    found[each.name.removeprefix(prefix)] = torch.frombuffer(
+                        bytearray(each.read().view), dtype=getattr(torch, each.dtype)
+                    ).view(each.shape)
+    return found
+
+
+def pickled_files(path: Path) -> list[Path]:
+    """Return the files by `torch.save` that a layer is in.
+
+    Raises:
+        InvalidRequestError: the directory has no weights.
+    """
+    if path.is_file():
+        return [path]
+    pickled = find_pickled(path)
+    return weight_files(path).paths() if pickled is None else pickled.paths()
 
 
 def dense_layers(configs: Sequence[DenseConfig], size: int) -> nn.Sequential:
@@ -102,8 +128,7 @@ def dense_layers(configs: Sequence[DenseConfig], size: int) -> nn.Sequential:
     for config in configs:
         if config.in_features != size:
             raise InvalidRequestError(
-                f"{config.directory} takes {config.in_features} elements; before it there are "
-                f"{size}"
+                f"{config.path} takes {config.in_features} elements; before it there are {size}"
             )
         size = config.out_features
     return nn.Sequential(*map(Dense, configs))

@@ -4,10 +4,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from inlay.base.errors import EngineError
+from inlay.embedding.cache import Bundle
 from inlay.messages.card import ModelCard, Stats
 from inlay.messages.prompt import Media, Prompt, Rows
 
@@ -20,11 +18,17 @@ class EmbedInput:
         prompt: at least one position; media are rows.
         second_from: start of its second text; the prompt's length if it is not a pair.
         salt: separates the caches of tenants.
+        outputs: names of what is wanted; empty for the model's first.
+        visible: the first positions that others see; None where they see all.
+        max_active: weights that are kept of a sparse vector; 0 for all.
     """
 
     prompt: Prompt
     second_from: int
     salt: str | None = None
+    outputs: tuple[str, ...] = ()
+    visible: int | None = None
+    max_active: int = 0
 
 
 class MediaRows(Protocol):
@@ -66,10 +70,10 @@ class EmbeddingModel(Protocol):
     async def start(self) -> LoadedEmbeddingModel:
         """Load the model. Raises `InvalidRequestError` (unsupported) or `EngineError`."""
 
-    async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
-        """Compute the vector of each prompt: [len(batch), size], not normalised.
+    async def outputs(self, batch: Sequence[EmbedInput]) -> Sequence[Bundle]:
+        """Compute what each prompt wants, not normalised, and logits as they are.
 
-        Logits, if it is a scoring model. An error fails the batch.
+        An error fails the batch.
         """
 
     async def failed(self) -> EngineError:

@@ -16,7 +16,9 @@ from sglang.srt.managers.io_struct import EmbeddingReqInput
 from transformers import AutoConfig
 
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
-from inlay.embedding.config import EmbeddingConfig, PoolingMode
+from inlay.embedding.cache import Bundle
+from inlay.embedding.config import EmbeddingConfig
+from inlay.embedding.plan import OutputPlan
 from inlay.engine.embed import facts
 from inlay.engine.embed.families import FAMILIES
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
@@ -68,11 +70,11 @@ class SglangEmbedding:
         model_type = str(stored.get("model_type"))
         family = FAMILIES.get(model_type)
         facts.check_task(stored, family, settings.task)
-        modes = facts.pooling_modes(settings, config, family)
-        _check(config, modes, model_type)
+        output = facts.dense_of(settings, config, family)
+        _check(output, model_type)
         tidy = for_other_engines(config.directory)
         model = AutoConfig.from_pretrained(tidy, local_files_only=True)
-        card = msgspec.structs.replace(facts.card_of(settings, config, model, modes), unit=True)
+        card = msgspec.structs.replace(facts.card_of(settings, config, model, [output]), unit=True)
         # Its cache of prefixes knows no tenants here: requests for vectors take no salt.
         words = ["--is-embedding", "--disable-radix-cache"]
         encoder = capabilities.POOLS[model_type] == "cls"
@@ -98,7 +100,7 @@ class SglangEmbedding:
         await self._process.start(arguments)
         try:
             loaded = LoadedEmbeddingModel(
-                self._card(config, card, facts.identity(config, modes, unit=True), wanted),
+                self._card(config, card, facts.identity(config, [output], unit=True), wanted),
                 settings.max_num_batched_tokens
                 if encoder
                 else arguments.chunked_prefill_size or _BUDGET,
@@ -148,6 +150,11 @@ class SglangEmbedding:
             embedding=embedding,
         )
 
+    async def outputs(self, batch: Sequence[EmbedInput]) -> list[Bundle]:
+        """As `EmbeddingModel.outputs`; the model has one."""
+        name = "dense"
+        return [{name: vector} for vector in await self.vectors(batch)]
+
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
         """Vectors of the prompts: float32 [len(batch), size].
 
@@ -176,7 +183,7 @@ class SglangEmbedding:
         await self._process.close()
 
 
-def _check(config: EmbeddingConfig, modes: Sequence[PoolingMode], model_type: str) -> None:
+def _check(output: OutputPlan, model_type: str) -> None:
     """Raise `InvalidRequestError` for vectors that SGLang would make in another way."""
     own = capabilities.POOLS.get(model_type)
     if own is None:
@@ -185,14 +192,14 @@ def _check(config: EmbeddingConfig, modes: Sequence[PoolingMode], model_type: st
             f"{', '.join(sorted(capabilities.POOLS))}; this one is "
             f"{model_type!r}"
         )
-    if list(modes) != [own]:
+    if output.select != (own,):
         raise InvalidRequestError(
             f"SGLang pools models of type {model_type!r} by {own!r}; this one wants "
-            f"{' and '.join(modes)}",
+            f"{' and '.join(output.select or ())}",
             param="pooling",
         )
-    if config.dense or not config.normalize:
-        wants = "Dense layers" if config.dense else "vectors of any length"
+    if output.head or output.finish != "normalize":
+        wants = "Dense layers" if output.head else "vectors of any length"
         raise InvalidRequestError(
             f"SGLang gives vectors length 1 and nothing else; this model has {wants}"
         )

@@ -18,7 +18,8 @@ from vllm.pooling_params import PoolingParams
 from vllm.usage.usage_lib import UsageContext
 
 from inlay.base.errors import EngineError, InvalidRequestError
-from inlay.embedding.config import EmbeddingConfig, PoolingMode
+from inlay.embedding.cache import Bundle
+from inlay.embedding.config import EmbeddingConfig
 from inlay.engine.embed import facts
 from inlay.engine.embed.families import FAMILIES
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
@@ -39,7 +40,7 @@ from inlay.tensors.checkpoint import config_of
 
 log = logging.getLogger(__name__)
 
-_TYPES: dict[PoolingMode, str] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
+_TYPES: dict[str, str] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
 """vLLM's names of its ways of pooling."""
 
 _BATCHES = 2
@@ -100,12 +101,12 @@ class VllmPooling:
         stored = config_of(config.directory)
         family = FAMILIES.get(str(stored.get("model_type")))
         facts.check_task(stored, family, settings.task)
-        self._dense = len(config.dense)
-        modes = facts.pooling_modes(settings, config, family)
+        output = facts.dense_of(settings, config, family)
+        self._dense, modes = len(output.head), output.select or ()
         tidy = for_other_engines(directory)
         own = tidy / config.directory.relative_to(directory)
         model = AutoConfig.from_pretrained(own, local_files_only=True)
-        card = facts.card_of(settings, config, model, modes)
+        card = facts.card_of(settings, config, model, [output])
         more: dict[str, Any] = {}
         if family is not None:
             first = facts.first_position(family, model)
@@ -125,7 +126,7 @@ class VllmPooling:
             known = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
         self._llm = launch(known, counters)
         return LoadedEmbeddingModel(
-            self._card(known, config, card, facts.identity(config, modes)),
+            self._card(known, config, card, facts.identity(config, [output])),
             int(known.scheduler_config.max_num_batched_tokens),
             _BATCHES,
         )
@@ -164,6 +165,11 @@ class VllmPooling:
             secret_fingerprint=self._secret.fingerprint,
             embedding=embedding,
         )
+
+    async def outputs(self, batch: Sequence[EmbedInput]) -> list[Bundle]:
+        """As `EmbeddingModel.outputs`; the model has one."""
+        name = "labels" if self._settings.task == "score" else "dense"
+        return [{name: vector} for vector in await self.vectors(batch)]
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
         """Vectors of the prompts: float32 [len(batch), size].
@@ -211,7 +217,7 @@ class VllmPooling:
             await shut_down(llm)
 
 
-def _pooler_words(settings: EngineSettings, modes: Sequence[PoolingMode]) -> list[str]:
+def _pooler_words(settings: EngineSettings, modes: Sequence[str]) -> list[str]:
     """VLLM's settings for pooling. Raises `InvalidRequestError` where vLLM cannot pool so."""
     if settings.task == "score":
         return []

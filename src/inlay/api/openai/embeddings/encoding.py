@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -67,6 +67,11 @@ class About:
     usage: TextsUsage
     kind: Literal["embedding", "pooling"] = "embedding"
 
+    @property
+    def key(self) -> str:
+        """Name of an item's vector."""
+        return "data" if self.kind == "pooling" else "embedding"
+
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
@@ -122,23 +127,38 @@ class Encoding:
         size = np.dtype(DTYPES[self.dtype]).itemsize
         return {"float": _FLOAT_BYTES, "base64": 2 * size}.get(self.format, size)
 
-    def answer(self, vectors: Array, about: About) -> EmbeddingAnswer:
+    def check_json(self) -> None:
+        """Raise `InvalidRequestError` unless outputs of several kinds fit into the format."""
+        if self.format not in ("float", "base64"):
+            raise InvalidRequestError(
+                f"encoding_format {self.format} has one dense vector for each input and nothing "
+                "else; allowed for other outputs: float, base64",
+                param="encoding_format",
+            )
+
+    def shown(self, values: "npt.NDArray[Any]") -> msgspec.Raw | str:
+        """Return an array of any shape as numbers in JSON, or as base64 of its bytes.
+
+        Integers keep their dtype. Raises as `answer`.
+        """
+        if self.format == "float":
+            return msgspec.Raw(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
+        return pybase64.b64encode_as_string(self._binary(values[None]).data)
+
+    def answer(
+        self, vectors: Array, about: About, items: Sequence[Mapping[str, Any]]
+    ) -> EmbeddingAnswer:
         """Return the response with `vectors`, float32 [inputs, size]. CPU work.
+
+        `items` has, of each input, what its item in JSON has beside the vector.
 
         Raises:
             InvalidRequestError: a value does not fit into the dtype.
         """
-        if self.format == "float":
-            return self._json(
-                [
-                    msgspec.Raw(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
-                    for row in vectors
-                ],
-                about,
-            )
+        if self.format in ("float", "base64"):
+            shown = [{about.key: self.shown(row)} for row in vectors]
+            return json_answer(shown, about, items)
         rows = self._binary(vectors)
-        if self.format == "base64":
-            return self._json([pybase64.b64encode_as_string(row.data) for row in rows], about)
         body = rows.tobytes()
         if self.format == "bytes_only":
             return EmbeddingAnswer(body, _OCTETS)
@@ -170,12 +190,17 @@ class Encoding:
             body, _OCTETS, ((b"metadata", json.dumps(metadata).encode("ascii")),)
         )
 
-    def _binary(self, vectors: Array) -> npt.NDArray[np.uint8]:
-        """Return the bytes of each vector: [inputs, bytes]."""
+    def _binary(self, vectors: "npt.NDArray[Any]") -> npt.NDArray[np.uint8]:
+        """Return the bytes of each vector, in the last dimension."""
         # Values that do not fit become infinite or NaN, which is checked below.
         with np.errstate(over="ignore", invalid="ignore"):
-            values = vectors.astype(DTYPES[self.dtype])
-        if self.dtype != "float32" and not np.isfinite(values.astype(np.float32)).all():
+            kind = DTYPES[self.dtype] if vectors.dtype.kind == "f" else vectors.dtype
+            values = vectors.astype(kind)
+        if (
+            vectors.dtype.kind == "f"
+            and self.dtype != "float32"
+            and not np.isfinite(values.astype(np.float32)).all()
+        ):
             raise InvalidRequestError(
                 f"embed_dtype {self.dtype} does not hold a value of {np.abs(vectors).max():g}",
                 param="embed_dtype",
@@ -184,17 +209,21 @@ class Encoding:
             values = values.view(f"u{values.dtype.itemsize}").byteswap()
         return np.ascontiguousarray(values).view(np.uint8)
 
-    def _json(self, shown: list[Any], about: About) -> EmbeddingAnswer:
-        key = "data" if about.kind == "pooling" else "embedding"
-        data = [
-            {"index": index, "object": about.kind, key: each} for index, each in enumerate(shown)
-        ]
-        response = {
-            "id": about.id,
-            "object": "list",
-            "created": about.created,
-            "model": about.model,
-            "data": data,
-            "usage": about.usage,
-        }
-        return EmbeddingAnswer(_encode(response), JSON_HEADER)
+
+def json_answer(
+    shown: Sequence[Mapping[str, Any]], about: About, items: Sequence[Mapping[str, Any]]
+) -> EmbeddingAnswer:
+    """Return the response of inputs, of which each has what is `shown` and in `items`. CPU work."""
+    data = [
+        {"index": index, "object": about.kind, **one, **more}
+        for index, (one, more) in enumerate(zip(shown, items, strict=True))
+    ]
+    response = {
+        "id": about.id,
+        "object": "list",
+        "created": about.created,
+        "model": about.model,
+        "data": data,
+        "usage": about.usage,
+    }
+    return EmbeddingAnswer(_encode(response), JSON_HEADER)

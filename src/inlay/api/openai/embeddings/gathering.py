@@ -1,9 +1,10 @@
-"""Vectors of a request's inputs: made into prompts, looked up or computed, returned in order."""
+"""Outputs of a request's inputs: made into prompts, looked up or computed, returned in order."""
 
 import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +12,14 @@ import numpy.typing as npt
 from inlay.api.openai.embeddings.inputs import InputPiece, Inputs, chunks
 from inlay.api.openai.schema.embeddings import TextsRequest, TextsUsage
 from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.embedding.bundles import FIRST_PORTS, bundles_of, parts_of
 from inlay.embedding.cache import Bundle
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
 from inlay.messages.card import EmbeddingCard
 from inlay.messages.digest import prompt_digest, root_digest
-from inlay.messages.outputs import payload_of
-from inlay.messages.request import PORTS, Pooling, Task
+from inlay.messages.outputs import payloads_of
+from inlay.messages.request import Pooling, Task
 from inlay.router import ServedModel
 
 Array = npt.NDArray[np.float32]
@@ -25,7 +27,31 @@ Array = npt.NDArray[np.float32]
 _IN_FLIGHT = 16
 """Maximum running chunks of one request; the rest is tokenized later."""
 
-_VECTOR = "vector"
+_PAIR_BYTES = 8
+"""Bytes of an index and its weight."""
+
+
+class Gathered(NamedTuple):
+    """One input, and what the model gives for it."""
+
+    piece: InputPiece
+    bundle: Bundle
+
+
+class Wanted(NamedTuple):
+    """What a request wants for each of its inputs.
+
+    Attributes:
+        names: outputs of the model, at least one.
+        element_bytes: approximate bytes of a number in the answer.
+        max_active: weights that are kept of a sparse vector; 0 for all.
+        most: numbers of vectors for positions that the answer may have; None for any.
+    """
+
+    names: tuple[str, ...]
+    element_bytes: int
+    max_active: int = 0
+    most: int | None = None
 
 
 def embedding_card(model: ServedModel) -> EmbeddingCard:
@@ -45,19 +71,37 @@ def check_count(call: Call, count: int, param: str) -> None:
         )
 
 
+def first_output(model: ServedModel) -> str:
+    """Return the output of requests that name none."""
+    outputs = embedding_card(model).outputs
+    if outputs:
+        return outputs[0].name
+    return "labels" if Task.SCORE in model.card.tasks else "dense"
+
+
 class Gathering:
-    """Vectors of one request's inputs.
+    """Outputs of one request's inputs.
 
     Attributes:
         positions: number of positions of the prompts made so far.
     """
 
-    def __init__(self, call: Call, model: ServedModel, request: TextsRequest) -> None:
+    def __init__(
+        self, call: Call, model: ServedModel, request: TextsRequest, wanted: Wanted
+    ) -> None:
+        """Check what is `wanted`. Raises `InvalidRequestError` for what the model does not give."""
+        self._card = embedding_card(model)
+        self._named = bool(self._card.outputs)
+        for name in wanted.names:
+            if self._named or name != first_output(model):
+                self._card.output(name, model.name)
+        self._wanted = wanted
         self._call = call
         self._model = model
         self._id = uuid.uuid4().hex
         self._request = request
         self._numbers = itertools.count()
+        self._numbers_shown = 0
         card = model.card
         self._task = Task.SCORE if Task.SCORE in card.tasks else Task.EMBED
         self._root = root_digest(
@@ -69,8 +113,8 @@ class Gathering:
         )
         self.positions = 0
 
-    async def vectors(self, inputs: Inputs, size: int) -> Array:
-        """Return the vectors of `inputs` as the model gives them: float32 [inputs, size].
+    async def gathered(self, inputs: Inputs) -> list[Gathered]:
+        """Return what the model gives for `inputs`.
 
         The request ends when its client leaves or its time is up.
 
@@ -79,80 +123,150 @@ class Gathering:
             ClientGone: the client left; computations that nobody else waits for are cancelled.
         """
         call = self._call
-        out: Array = np.empty((len(inputs), size), np.float32)
+        self._reserve_whole(len(inputs))
+        out: list[Gathered | None] = [None] * len(inputs)
         stretches = list(chunks(inputs))
         async with RequestScope(call.server.inflight, call.receive, call.detach_deadline()):
             if len(stretches) == 1:
                 await self._fill(inputs, *stretches[0], out)
-                return out
-            window = asyncio.Semaphore(_IN_FLIGHT)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for start, stop in stretches:
-                        await window.acquire()
-                        task = group.create_task(self._fill(inputs, start, stop, out))
-                        task.add_done_callback(lambda _: window.release())
-            except BaseExceptionGroup as failed:
-                raise failed.exceptions[0] from failed
-        return out
+            else:
+                window = asyncio.Semaphore(_IN_FLIGHT)
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for start, stop in stretches:
+                            await window.acquire()
+                            task = group.create_task(self._fill(inputs, start, stop, out))
+                            task.add_done_callback(lambda _: window.release())
+                except BaseExceptionGroup as failed:
+                    raise failed.exceptions[0] from failed
+        return cast("list[Gathered]", out)
 
-    async def _fill(self, inputs: Inputs, start: int, stop: int, out: Array) -> None:
+    def _reserve_whole(self, count: int) -> None:
+        """Reserve the memory of one vector of each input."""
+        card, wanted = self._card, self._wanted
+        if {"dense", "labels"} & {*wanted.names}:
+            self._call.reservation.grow(count * card.size * (4 + wanted.element_bytes))
+
+    def _reserve(self, pieces: Sequence[InputPiece]) -> None:
+        """Reserve the memory of what positions of some inputs have.
+
+        Raises `InvalidRequestError` for more numbers than the answer may have.
+        """
+        card, wanted = self._card, self._wanted
+        positions = sum(len(piece.prompt) for piece in pieces)
+        size = 0
+        for output in card.outputs:
+            if output.name not in wanted.names:
+                continue
+            if output.name == "sparse":
+                most = wanted.max_active or output.size
+                each = positions if output.of_ids else len(pieces) * min(most, output.size)
+                size += each * _PAIR_BYTES
+            elif output.name in ("tokens", "token_labels"):
+                numbers = positions * output.size
+                size += numbers * (4 + wanted.element_bytes)
+                self._numbers_shown += numbers
+        if wanted.most is not None and self._numbers_shown > wanted.most:
+            raise InvalidRequestError(
+                f"the vectors of tokens are over {wanted.most} numbers, which JSON does not hold "
+                "here: ask with encoding_format base64, or with fewer or shorter inputs",
+                param="encoding_format",
+            )
+        self._call.reservation.grow(size)
+
+    async def _fill(
+        self, inputs: Inputs, start: int, stop: int, out: list[Gathered | None]
+    ) -> None:
         weight = 4 * sum(inputs.weight(index) for index in range(start, stop))
-        server = self._call.server
+        server, names = self._call.server, self._wanted.names
         pieces, keys = await server.run_prepared(weight, self._prepared, inputs, start, stop)
+        self._reserve(pieces)
         self.positions += sum(len(piece.prompt) for piece in pieces)
 
         async def compute(indices: Sequence[int]) -> list[Bundle]:
             await server.awake(self._model.card.name)
-            chosen = [pieces[index] for index in indices]
-            seconds = tuple(piece.second_from for piece in chosen if piece.second_from is not None)
-            request = self._call.engine_request(
-                f"{self._id}-{next(self._numbers)}",
-                Pooling(second_from=seconds),
-                tuple(piece.prompt for piece in chosen),
-                task=self._task,
-                adapter=self._model.adapter_name,
-                cache_salt=self._request.cache_salt,
-                priority=self._request.priority,
+            # A key is of an input and an output; those of one input are computed together.
+            lacking = [divmod(index, len(names)) for index in indices]
+            places = {place: number for number, place in enumerate(dict(lacking))}
+            asked = tuple(
+                name
+                for number, name in enumerate(names)
+                if number in {number for _, number in lacking}
             )
-            (stream,) = await server.router.send(self._model.card, [request])
-            try:
-                answer = await payload_of(stream, PORTS[self._task])
-            finally:
-                stream.cancel()
-            rows = np.frombuffer(answer.data.view, np.float32).reshape(answer.shape)
-            return [{_VECTOR: row} for row in rows]
+            found = await self._computed([pieces[place] for place in places], asked)
+            return [parts_of(found[places[place]], names[number]) for place, number in lacking]
 
         bundles = await server.results.fetch(keys, compute)
-        for index, bundle in enumerate(bundles, start):
-            out[index] = bundle[_VECTOR]
+        for index, piece in enumerate(pieces):
+            whole: dict[str, Any] = {}
+            for bundle in bundles[index * len(names) : (index + 1) * len(names)]:
+                whole |= bundle
+            out[start + index] = Gathered(piece, whole)
+
+    async def _computed(self, pieces: Sequence[InputPiece], names: tuple[str, ...]) -> list[Bundle]:
+        """Return bundles with the outputs `names` of each piece, which a worker computes."""
+        seconds = tuple(piece.second_from for piece in pieces if piece.second_from is not None)
+        hides = any(piece.visible is not None for piece in pieces)
+        request = self._call.engine_request(
+            f"{self._id}-{next(self._numbers)}",
+            Pooling(
+                second_from=seconds,
+                outputs=names if self._named else (),
+                visible=tuple(
+                    len(piece.prompt) if piece.visible is None else piece.visible
+                    for piece in pieces
+                )
+                if hides
+                else (),
+                max_active=self._wanted.max_active if "sparse" in names else 0,
+            ),
+            tuple(piece.prompt for piece in pieces),
+            task=self._task,
+            adapter=self._model.adapter_name,
+            cache_salt=self._request.cache_salt,
+            priority=self._request.priority,
+        )
+        (stream,) = await self._call.server.router.send(self._model.card, [request])
+        try:
+            payloads = await payloads_of(stream)
+        finally:
+            stream.cancel()
+        return bundles_of(payloads, len(pieces), names, {} if self._named else FIRST_PORTS)
 
     def _prepared(
         self, inputs: Inputs, start: int, stop: int
     ) -> tuple[list[InputPiece], list[bytes]]:
+        """Return the pieces of some inputs, and a key for each output of each of them."""
         pieces = inputs.pieces(start, stop)
         secret = self._call.server.secret
-        keys = [
-            prompt_digest(piece.prompt, self._root, secret, second_from=piece.second_from)
-            for piece in pieces
-        ]
+        keys = []
+        for piece in pieces:
+            own = prompt_digest(piece.prompt, self._root, secret, second_from=piece.second_from)
+            if piece.visible is not None:
+                own += b"/%d" % piece.visible
+            for name in self._wanted.names:
+                most = f" {self._wanted.max_active}" if name == "sparse" else ""
+                keys.append(own + f".{name}{most}".encode())
         return pieces, keys
 
 
-async def vectors_of(
-    call: Call, model: ServedModel, request: TextsRequest, inputs: Inputs, element_bytes: int
-) -> tuple[Array, TextsUsage]:
-    """Return the vectors of a request's inputs, [inputs, size], and the usage.
+async def gather(
+    call: Call, model: ServedModel, request: TextsRequest, inputs: Inputs, wanted: Wanted
+) -> tuple[list[Gathered], TextsUsage]:
+    """Return what is `wanted` of a request's inputs, and the usage.
 
-    Memory for them, and for a response of `element_bytes` for each element, is reserved until the
-    call ends. Raises as `Gathering.vectors`.
+    Memory for it and for the response is reserved until the call ends. Raises as `Gathering`.
     """
-    size = embedding_card(model).size
-    call.reservation.grow(len(inputs) * size * (4 + element_bytes))
-    gathering = Gathering(call, model, request)
-    found = await gathering.vectors(inputs, size)
+    gathering = Gathering(call, model, request, wanted)
+    found = await gathering.gathered(inputs)
     call.server.metrics.embedded(model.card.name, len(inputs), gathering.positions, call.began)
     return found, TextsUsage(gathering.positions, gathering.positions)
+
+
+def stacked(found: Sequence[Gathered], name: str) -> Array:
+    """Return the vectors of an output that has one for each input: [inputs, size]."""
+    vectors: Array = np.stack([each.bundle[name] for each in found])
+    return vectors
 
 
 def normalized(vectors: Array) -> Array:

@@ -10,8 +10,10 @@ from inlay.api.generation.truncation import Truncation
 from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings
 from inlay.messages.card import ModelCard
+from inlay.messages.pooling import RoleCard
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.render import Renderer
+from inlay.render.texts import Range
 
 CHUNK_INPUTS = 64
 CHUNK_POSITIONS = 16 * 1024
@@ -27,11 +29,19 @@ _ITEM = 1024
 class InputPiece(NamedTuple):
     """One input as a prompt.
 
-    `second_from` is the position where the second text of a pair begins, else None.
+    Attributes:
+        prompt: of the input.
+        second_from: position where the second text of a pair begins, else None.
+        visible: the first positions that others see; None where they see all.
+        ranges: characters of the text that each position is of, where they are wanted.
+        truncated: True if a part of the input was cut off.
     """
 
     prompt: Prompt
     second_from: int | None = None
+    visible: int | None = None
+    ranges: Sequence[Range] | None = None
+    truncated: bool = False
 
 
 class Inputs(Protocol):
@@ -81,6 +91,10 @@ class TextInputs:
 
     Empty keeps all texts whole.
     """
+    form: RoleCard | None = None
+    """What the model does to texts of their role."""
+    ranges: bool = False
+    """Tell the characters of each position."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -96,23 +110,105 @@ class TextInputs:
             texts = self.renderer.clipped(texts, self.clips[start:stop])
         one = len(self.prefixes) == 1
         prefixes = self.prefixes * len(texts) if one else self.prefixes[start:stop]
-        texts = [prefix + text for prefix, text in zip(prefixes, texts, strict=True)]
+        given = [prefix + text for prefix, text in zip(prefixes, texts, strict=True)]
         if self.lower_case:
-            texts = [text.lower() for text in texts]
+            given = [text.lower() for text in given]
+        encoder, keep = self.renderer.texts, self._keep
         try:
-            found = self.renderer.encode_texts(
-                texts, add_special_tokens=self.special, keep=self.cut.keep, side=self.cut.side
+            # One more than is kept tells whether all of a text was.
+            found = encoder.encode(
+                given,
+                add_special_tokens=self.special,
+                keep=None if keep is None else keep + 1,
+                side=self.cut.side,
             )
+            ranges: Sequence[Sequence[Range] | None] = [None] * len(given)
+            if self.ranges:
+                ranges = encoder.ranges(
+                    given, add_special_tokens=self.special, keep=keep, side=self.cut.side
+                )
         except InvalidRequestError as error:
             raise error.at("input") from None
         pieces = []
-        for index, ids in enumerate(found, start):
+        for index, (ids, own) in enumerate(zip(found, ranges, strict=True), start):
             param = self.params[index] if self.params else f"input[{index}]"
             if not ids:
                 raise InvalidRequestError(f"{param} has no tokens", param=param)
-            self.cut.check(len(ids), param)
-            pieces.append(InputPiece(Prompt.of(Tokens(ids))))
+            piece = self._piece(ids, keep)
+            self.cut.check(len(piece.prompt), param)
+            if own is not None:
+                prefix, text = prefixes[index - start], texts[index - start]
+                shown = in_text(own, prefix, text, lowered=self.lower_case)
+                piece = piece._replace(ranges=self._formed(shown, None, None))
+            pieces.append(piece)
         return pieces
+
+    @property
+    def _keep(self) -> int | None:
+        """Return the ids that are kept of a text, special tokens included; None for all."""
+        form, keep = self.form, self.cut.keep
+        if form is not None and form.at_most is not None:
+            keep = min(form.at_most, self.cut.limit if keep is None else keep)
+        return keep if keep is None or form is None or form.marker is None else max(1, keep - 1)
+
+    def _piece(self, ids: Sequence[int], keep: int | None) -> InputPiece:
+        truncated = keep is not None and len(ids) > keep
+        if truncated:
+            before, after = self._special
+            if len(ids) == before + after:
+                ids = ids[:keep]
+            elif self.cut.side == "right":
+                ids = (*ids[: len(ids) - after - 1], *ids[len(ids) - after :])
+            else:
+                ids = (*ids[:before], *ids[before + 1 :])
+        form = self.form
+        if form is None:
+            return InputPiece(Prompt.of(Tokens(ids)), truncated=truncated)
+        formed = self._formed(ids, form.marker, form.filler)
+        known = len(ids) + (form.marker is not None)
+        hides = len(formed) > known and not form.attend
+        return InputPiece(
+            Prompt.of(Tokens(formed)), visible=known if hides else None, truncated=truncated
+        )
+
+    @property
+    def _special(self) -> tuple[int, int]:
+        """Number of special tokens before and after a text."""
+        before, after = self.renderer.texts.special_ids if self.special else ((), ())
+        return len(before), len(after)
+
+    def _formed(self, values: Sequence[Any], marker: Any, filler: Any) -> Sequence[Any]:
+        """Return one value a position, with those that a role adds."""
+        form = self.form
+        if form is None:
+            return values
+        found = list(values)
+        if form.marker is not None:
+            found.insert(self._special[0], marker)
+        return [*found, *[filler] * (form.at_least - len(found))]
+
+
+def in_text(
+    ranges: Sequence[Range], prefix: str, text: str, *, lowered: bool = False
+) -> list[Range]:
+    """Return the ranges of `text` that ranges of `prefix` and `text` are, None of the prefix alone.
+
+    With `lowered`, ranges are of the lower case, whose characters may be more.
+    """
+    first = len(prefix.lower() if lowered else prefix)
+    shift = None
+    if lowered and len(text.lower()) != len(text):
+        shift = [place for place, each in enumerate(text) for _ in each.lower()]
+    found: list[Range] = []
+    for each in ranges:
+        if each is None or each[1] <= first:
+            found.append(None)
+            continue
+        start, stop = max(0, each[0] - first), each[1] - first
+        if shift is not None:
+            start, stop = shift[start], shift[stop - 1] + 1
+        found.append((start, stop))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +282,9 @@ class Chats:
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
         """As `Inputs.pieces`."""
-        return [InputPiece(self._prompt(index)) for index in range(start, stop)]
+        return [self._piece(index) for index in range(start, stop)]
 
-    def _prompt(self, index: int) -> Prompt:
+    def _piece(self, index: int) -> InputPiece:
         messages, param = self.chats[index], self.paths[index]
         chat = read_messages(
             messages,
@@ -204,16 +300,17 @@ class Chats:
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             template_kwargs=self.template_kwargs,
-            keep=cut.keep,
+            keep=None if cut.keep is None else cut.keep + 1,
             side=cut.side,
         )
         if not len(prompt):
             raise InvalidRequestError(f"the chat template writes nothing for {param}", param=param)
-        prompt = cut.cut(prompt)
+        whole, prompt = len(prompt), cut.cut(prompt)
+        truncated = len(prompt) < whole
         if self.special:
             prompt = self.renderer.with_special_tokens(prompt)
         self.cut.check(len(prompt), param)
-        return prompt
+        return InputPiece(prompt, truncated=truncated)
 
 
 def _weight(content: object) -> int:
@@ -233,9 +330,10 @@ def _weight(content: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PromptInputs:
-    """Ids or rows, already checked and truncated."""
+    """Ids or rows, already checked and truncated; `truncated` says which were."""
 
     prompts: Sequence[Prompt]
+    truncated: Sequence[bool]
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -246,4 +344,37 @@ class PromptInputs:
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
         """As `Inputs.pieces`."""
-        return [InputPiece(prompt) for prompt in self.prompts[start:stop]]
+        return [
+            InputPiece(prompt, truncated=truncated)
+            for prompt, truncated in zip(
+                self.prompts[start:stop], self.truncated[start:stop], strict=True
+            )
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Inputs of several kinds, one after another."""
+
+    parts: Sequence[Inputs]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def weight(self, index: int) -> int:
+        """As `Inputs.weight`."""
+        for part in self.parts:
+            if index < len(part):
+                return part.weight(index)
+            index -= len(part)
+        raise IndexError(index)
+
+    def pieces(self, start: int, stop: int) -> list[InputPiece]:
+        """As `Inputs.pieces`."""
+        found: list[InputPiece] = []
+        for part in self.parts:
+            first, last = max(0, start), min(stop, len(part))
+            if first < last:
+                found += part.pieces(first, last)
+            start, stop = start - len(part), stop - len(part)
+        return found

@@ -1,6 +1,7 @@
 """Inputs of `/v1/embeddings`, `/pooling` and `/classify`: texts, ids, chats or embeddings."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from inlay.api.fields import check_depths, check_ids
@@ -8,7 +9,7 @@ from inlay.api.generation.parts import in_messages
 from inlay.api.generation.truncation import Truncation
 from inlay.api.openai.embeddings.gathering import check_count, embedding_card
 from inlay.api.openai.embeddings.inputs import Chats, Inputs, PromptInputs, TextInputs
-from inlay.api.openai.embeddings.roles import part_of
+from inlay.api.openai.embeddings.roles import DOCUMENT, part_of
 from inlay.api.openai.schema.embeddings import PromptsRequest, TextsRequest
 from inlay.api.openai.sources import in_prompt_embeds
 from inlay.base.errors import InvalidRequestError
@@ -32,8 +33,10 @@ def in_prompts(request: PromptsRequest) -> list[Source]:
     return found
 
 
-async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel) -> Inputs:
-    """Return the inputs of a request.
+async def inputs_of(
+    call: Call, incoming: ParsedRequest[Any], model: ServedModel, *, ranges: bool = False
+) -> Inputs:
+    """Return the inputs of a request; with `ranges`, texts tell the characters of each position.
 
     Raises:
         InvalidRequestError: none, several kinds at once, too many, or not valid for the model.
@@ -43,7 +46,13 @@ async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel
     request: PromptsRequest = incoming.parsed.request
     renderer = await server.renderers.of(model.card)
     rows = await embeddings_of(call, incoming, model.card)
-    return await server.run_prepared(incoming.size, _inputs, call, request, model, renderer, rows)
+    found = await server.run_prepared(incoming.size, _inputs, call, request, model, renderer, rows)
+    return replace(found, ranges=True) if ranges and isinstance(found, TextInputs) else found
+
+
+def role_fields(request: PromptsRequest) -> dict[str, str | None]:
+    """Return the fields of a request that name a role, or a prompt."""
+    return {name: getattr(request, name) for name in _OF_TEXTS}
 
 
 def cut_of(call: Call, request: TextsRequest, limit: int) -> Truncation:
@@ -155,12 +164,13 @@ def _texts_or_ids(
                 f"{where} is an empty string, which has no embedding", param=where
             )
         card = embedding_card(model)
-        part = part_of({name: getattr(request, name) for name in _OF_TEXTS}, card, model.name)
+        part = part_of(role_fields(request), card, model.name)
         return TextInputs(
             texts,
             renderer,
             cut,
             prefixes=(part.prefix,),
+            form=card.roles.get(part.role or DOCUMENT),
             lower_case=card.lower_case,
             special=request.add_special_tokens is not False,
             params=("input",) if isinstance(given, str) else (),
@@ -188,13 +198,15 @@ def _id_lists(given: "Sequence[object]") -> list[list[int]]:
 
 
 def _prompts(prompts: list[Prompt], cut: Truncation, param: str) -> PromptInputs:
+    lengths = list(map(len, prompts))
     if cut.keep is not None:
         prompts = [cut.cut(prompt) for prompt in prompts]
     for index, prompt in enumerate(prompts):
         cut.check(len(prompt), f"{param}[{index}]")
         if not len(prompt):
             raise InvalidRequestError(f"{param}[{index}] has no positions", param=param)
-    return PromptInputs(prompts)
+    truncated = [len(prompt) < length for prompt, length in zip(prompts, lengths, strict=True)]
+    return PromptInputs(prompts, truncated)
 
 
 def _check_no_prompt(request: PromptsRequest) -> None:

@@ -1,22 +1,33 @@
 """`POST /v1/embeddings`, and `/pooling` and `/classify` as in vLLM."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
 from inlay.api.fields import answer_id, check_common
-from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding
+from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding, json_answer
 from inlay.api.openai.embeddings.gathering import (
     Array,
+    Gathered,
+    Wanted,
     activated,
     embedding_card,
+    first_output,
+    gather,
     normalized,
-    vectors_of,
+    stacked,
 )
-from inlay.api.openai.embeddings.prompts import in_prompts, inputs_of
+from inlay.api.openai.embeddings.outputs import (
+    MOST_NUMBERS,
+    about_inputs,
+    output_shown,
+    rows_of,
+)
+from inlay.api.openai.embeddings.prompts import in_prompts, inputs_of, role_fields
+from inlay.api.openai.embeddings.roles import part_of
 from inlay.api.openai.schema.embeddings import (
     ClassificationData,
     ClassificationRequest,
@@ -36,11 +47,27 @@ _pooling_decoder = msgspec.json.Decoder(PoolingRequest)
 _classification_decoder = msgspec.json.Decoder(ClassificationRequest)
 _encode = msgspec.json.Encoder().encode
 
-_TASKS = {Task.EMBED: "embed", Task.SCORE: "classify"}
-"""vLLM's names of pooling tasks."""
+_TASKS = {
+    "dense": "embed",
+    "labels": "classify",
+    "tokens": "token_embed",
+    "token_labels": "token_classify",
+}
+"""vLLM's names of pooling tasks, by output."""
 
-_Plan: TypeAlias = tuple[Encoding, Callable[[Array, About], EmbeddingAnswer]]
-"""Encoding of a response, and what makes it of the model's vectors, which is CPU work."""
+
+class _Plan(NamedTuple):
+    """How a request is answered.
+
+    Attributes:
+        encoding: of the response.
+        wanted: of the model.
+        make: makes the response of what the model gives, which is CPU work.
+    """
+
+    encoding: Encoding
+    wanted: Wanted
+    make: Callable[[Sequence[Gathered], About], EmbeddingAnswer]
 
 
 async def embeddings(call: Call) -> None:
@@ -49,8 +76,8 @@ async def embeddings(call: Call) -> None:
 
 
 async def pooling(call: Call) -> None:
-    """Answer with each input's embedding, or with its class probabilities."""
-    await _answer(call, _pooling_decoder, "pooling-", tuple(_TASKS), _pooled)
+    """Answer with each input's embedding or class probabilities, or those of its tokens."""
+    await _answer(call, _pooling_decoder, "pooling-", (Task.EMBED, Task.SCORE), _pooled)
 
 
 async def classify(call: Call) -> None:
@@ -72,25 +99,66 @@ async def _answer(
     id_ = answer_id(prefix, request.request_id)
     model = call.server.model(request.model, *tasks)
     card = embedding_card(model)
-    encoding, make = plan(request, model, card)
-    inputs = await inputs_of(call, incoming, model)
+    encoding, wanted, make = plan(request, model, card)
+    ranges = bool({"tokens", "token_labels"} & {*wanted.names})
+    inputs = await inputs_of(call, incoming, model, ranges=ranges)
     encoding.check_count(len(inputs))
     size = max(incoming.size, 4 * len(inputs) * card.size)
     del incoming
-    found, usage = await vectors_of(call, model, request, inputs, encoding.element_bytes)
+    found, usage = await gather(call, model, request, inputs, wanted)
     about = About(id_, int(time.time()), model.name, usage)
     answer = await call.server.run_prepared(size, make, found, about)
     await call.bytes(answer.body, answer.media, more=answer.headers)
 
 
 def _embeddings(request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard) -> _Plan:
-    shown, encoding = Shown.of(request, card, model.name), Encoding.of(request)
+    encoding = Encoding.of(request)
+    names = _names(request, model, encoding)
+    shown = Shown.of(request, card, model.name) if "dense" in names else None
+    role = part_of(role_fields(request), card, model.name).role
+    outputs = [card.output(name, model.name) for name in names if name != "dense"]
+    floats = encoding.format == "float" and "tokens" in names
+    most = MOST_NUMBERS if floats else None
+    wanted = Wanted(names, encoding.element_bytes, request.max_active or 0, most)
 
-    def make(vectors: Array, about: About) -> EmbeddingAnswer:
-        vectors = vectors[:, : shown.dimensions]
-        return encoding.answer(normalized(vectors) if shown.normalize else vectors, about)
+    def make(found: Sequence[Gathered], about: About) -> EmbeddingAnswer:
+        items, vectors = about_inputs(found), None
+        if shown is not None:
+            vectors = stacked(found, "dense")[:, : shown.dimensions]
+            vectors = normalized(vectors) if shown.normalize else vectors
+            if not outputs:
+                return encoding.answer(vectors, about, items)
+        made: list[dict[str, Any]] = [
+            {} if vectors is None else {"embedding": encoding.shown(vectors[place])}
+            for place in range(len(found))
+        ]
+        for item, each in zip(made, found, strict=True):
+            for output in outputs:
+                item[output.name] = output_shown(each, output, card, role, encoding, request)
+            if not request.outputs and "tokens" in item:
+                # A model of nothing else, as vLLM answers for it.
+                item["embedding"] = item["tokens"].pop("data")
+        return json_answer(made, about, items)
 
-    return encoding, make
+    return _Plan(encoding, wanted, make)
+
+
+def _names(request: EmbeddingRequest, model: ServedModel, encoding: Encoding) -> tuple[str, ...]:
+    """Return the outputs that a request wants.
+
+    Raises `InvalidRequestError` for none, and for a field or a format that is of another.
+    """
+    if request.outputs == []:
+        raise InvalidRequestError("outputs names nothing", param="outputs")
+    names = tuple(dict.fromkeys(request.outputs or (first_output(model),)))
+    for field, name in (("dimensions", "dense"), ("max_active", "sparse")):
+        if getattr(request, field) is not None and name not in names:
+            raise InvalidRequestError(
+                f"{field} is of {name} vectors; the request gets {', '.join(names)}", param=field
+            )
+    if names != ("dense",):
+        encoding.check_json()
+    return names
 
 
 class Shown(NamedTuple):
@@ -156,36 +224,55 @@ def _allowed(card: EmbeddingCard) -> str:
 
 
 def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) -> _Plan:
-    classifies, asked = _pooling_task(request, model) == "classify", request.use_activation
-    if not classifies:
+    name, asked = _pooling_output(request, model, card), request.use_activation
+    if name == "dense":
         normalizes(card, asked, model.name, "use_activation")
     encoding = Encoding.of(request)
+    role = part_of(role_fields(request), card, model.name).role
+    if name in ("tokens", "token_labels"):
+        encoding.check_json()
+    floats = encoding.format == "float" and name == "tokens"
+    wanted = Wanted((name,), encoding.element_bytes, most=MOST_NUMBERS if floats else None)
 
-    def make(vectors: Array, about: About) -> EmbeddingAnswer:
-        if classifies:
+    def make(found: Sequence[Gathered], about: About) -> EmbeddingAnswer:
+        items, about = about_inputs(found), replace(about, kind="pooling")
+        if name in ("tokens", "token_labels"):
+            output, shown = card.output(name, model.name), []
+            for each in found:
+                classes = name == "token_labels"
+                values = rows_of(each, output, card, role, False if classes else asked).values
+                values = activated(values, "softmax", asked) if classes else values
+                shown.append({"data": encoding.shown(values), "shape": list(values.shape)})
+            return json_answer(shown, about, items)
+        vectors = stacked(found, name)
+        if name == "labels":
             vectors = activated(vectors, card.activation, asked)
         elif card.normalize if asked is None else asked:
             vectors = normalized(vectors)
-        return encoding.answer(vectors, replace(about, kind="pooling"))
+        return encoding.answer(vectors, about, items)
 
-    return encoding, make
+    return _Plan(encoding, wanted, make)
 
 
-def _pooling_task(request: PoolingRequest, model: ServedModel) -> str:
-    """Return the model's task. Raises `InvalidRequestError` if another one is requested."""
-    served = [name for task, name in _TASKS.items() if task in model.card.tasks]
-    if request.task is not None and request.task not in served:
+def _pooling_output(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) -> str:
+    """Return the output of the request's task, or the model's first.
+
+    Raises `InvalidRequestError` if the model does not do the task.
+    """
+    names = [each.name for each in card.outputs] or [first_output(model)]
+    served = {_TASKS[name]: name for name in names if name in _TASKS}
+    if not served or (request.task is not None and request.task not in served):
+        does = " and ".join(served) or "none of vLLM's: ask /v1/embeddings"
+        task = "pooling" if request.task is None else f"task {request.task[:40]!r}"
         raise InvalidRequestError(
-            f"task {request.task[:40]!r} is not served by the model `{model.name}`; it does "
-            f"{' and '.join(served)}",
-            param="task",
+            f"{task} is not served by the model `{model.name}`; it does {does}", param="task"
         )
-    return request.task or served[0]
+    return served[request.task] if request.task is not None else next(iter(served.values()))
 
 
-def _classified(request: ClassificationRequest, _: ServedModel, card: EmbeddingCard) -> _Plan:
-    def make(vectors: Array, about: About) -> EmbeddingAnswer:
-        probs = activated(vectors, card.activation, request.use_activation)
+def _classified(request: ClassificationRequest, model: ServedModel, card: EmbeddingCard) -> _Plan:
+    def make(found: Sequence[Gathered], about: About) -> EmbeddingAnswer:
+        probs = activated(stacked(found, "labels"), card.activation, request.use_activation)
         response = ClassificationResponse(
             id=about.id,
             created=about.created,
@@ -195,7 +282,8 @@ def _classified(request: ClassificationRequest, _: ServedModel, card: EmbeddingC
         )
         return EmbeddingAnswer(_encode(response), JSON_HEADER)
 
-    return Encoding(), make
+    encoding = Encoding()
+    return _Plan(encoding, Wanted(("labels",), encoding.element_bytes), make)
 
 
 def _classes(index: int, probs: Array, card: EmbeddingCard) -> ClassificationData:

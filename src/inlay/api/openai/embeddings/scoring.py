@@ -1,25 +1,27 @@
 """`POST /v1/score` and `POST /v1/rerank`.
 
-Cross-encoders by their own scores, embedding models by cosine.
+Cross-encoders by their own scores, embedding models by the likeness of one of their outputs.
 """
 
 import time
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
 from inlay.api.fields import answer_id, check_common
 from inlay.api.openai.embeddings.gathering import (
-    Gathering,
+    Wanted,
     activated,
     check_count,
     embedding_card,
-    normalized,
+    first_output,
+    gather,
+    stacked,
 )
-from inlay.api.openai.embeddings.inputs import PairInputs, TextInputs
+from inlay.api.openai.embeddings.inputs import Joined, PairInputs, TextInputs
 from inlay.api.openai.embeddings.prompts import cut_of
 from inlay.api.openai.embeddings.roles import DOCUMENT, QUERY, part_of
+from inlay.api.openai.embeddings.similarity import similarities
 from inlay.api.openai.schema.embeddings import (
     RankedDocument,
     RerankRequest,
@@ -126,7 +128,10 @@ async def _scores(
     second: list[str],
     params: tuple[str, str],
 ) -> tuple[list[float], TextsUsage]:
-    """Return the score of each text in `second` with its partner in `first`; one may serve all."""
+    """Return the score of each text in `second` with its partner in `first`; one may serve all.
+
+    Raises `InvalidRequestError` for texts, and fields, that the model does not take.
+    """
     server = call.server
     card = embedding_card(model)
     scores_pairs = Task.SCORE in model.card.tasks
@@ -139,47 +144,54 @@ async def _scores(
     renderer = await server.renderers.of(model.card)
     cut = cut_of(call, request, model.max_len)
     clips = _clips(request, model.max_len)
-    gathering = Gathering(call, model, request)
-    sides = ("query_prompt_name", QUERY), ("document_prompt_name", DOCUMENT)
     if scores_pairs:
-        for name, _ in sides:
-            if getattr(request, name) is not None:
-                raise InvalidRequestError(
-                    f"{name} is of embedding models; the model `{model.name}` reads pairs of texts",
-                    param=name,
-                )
+        _check_pairs(request, model)
         partners = first * len(second) if len(first) == 1 else first
         pairs = PairInputs(
             list(zip(partners, second, strict=True)), renderer, cut, params[1], clips
         )
-        logits = await gathering.vectors(pairs, card.size)
-        found = activated(logits, card.activation, request.use_activation)[:, 0]
-    else:
-        names = tuple(f"{params[0]}[{n}]" for n in range(len(first))) + tuple(
-            f"{params[1]}[{n}]" for n in range(len(second))
+        gathered, usage = await gather(call, model, request, pairs, Wanted(("labels",), 0))
+        logits = stacked(gathered, "labels")
+        scores: list[float] = activated(logits, card.activation, request.use_activation)[
+            :, 0
+        ].tolist()
+        return scores, usage
+    name = request.output or first_output(model)
+    sides = []
+    for texts, param, clip, role in zip((first, second), params, clips, _ROLES, strict=True):
+        field = f"{role}_prompt_name"
+        part = part_of({field: getattr(request, field)}, card, model.name, role)
+        sides.append(
+            TextInputs(
+                texts,
+                renderer,
+                cut,
+                prefixes=(part.prefix,),
+                lower_case=card.lower_case,
+                params=tuple(f"{param}[{n}]" for n in range(len(texts))),
+                clips=[clip] * len(texts) if clip else (),
+                form=card.roles.get(role),
+            )
         )
-        before = [
-            part_of({name: getattr(request, name)}, card, model.name, role).prefix
-            for name, role in sides
-        ]
-        texts = TextInputs(
-            [*first, *second],
-            renderer,
-            cut,
-            prefixes=(before[0],) * len(first) + (before[1],) * len(second),
-            lower_case=card.lower_case,
-            params=names,
-            clips=[clips[0]] * len(first) + [clips[1]] * len(second) if any(clips) else (),
-        )
-        vectors = normalized(await gathering.vectors(texts, card.size))
-        found = np.einsum(
-            "ij,ij->i",
-            np.broadcast_to(vectors[: len(first)], (len(second), card.size)),
-            vectors[len(first) :],
-        )
-    server.metrics.embedded(model.card.name, len(second), gathering.positions, call.began)
-    scores: list[float] = found.tolist()
-    return scores, TextsUsage(gathering.positions, gathering.positions)
+    gathered, usage = await gather(call, model, request, Joined(sides), Wanted((name,), 0))
+    positions = sum(len(each.piece.prompt) for each in gathered)
+    scores = await server.run_prepared(
+        4 * positions, similarities, gathered[: len(first)], gathered[len(first) :], name, card
+    )
+    return scores, usage
+
+
+_ROLES = (QUERY, DOCUMENT)
+
+
+def _check_pairs(request: ScoringRequest, model: ServedModel) -> None:
+    """Raise `InvalidRequestError` for fields that a model of pairs does not have."""
+    for name in ("output", "query_prompt_name", "document_prompt_name"):
+        if getattr(request, name) is not None:
+            raise InvalidRequestError(
+                f"{name} is of embedding models; the model `{model.name}` reads pairs of texts",
+                param=name,
+            )
 
 
 def _clips(request: ScoringRequest, max_len: int) -> tuple[int, int]:

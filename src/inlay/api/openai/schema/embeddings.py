@@ -147,10 +147,16 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
         normalize: give vectors length 1; when absent the model's setting, and true with
             `dimensions`. vLLM's `use_activation` is the same.
         use_activation: vLLM's name of `normalize`; where both are given they must be equal.
+        outputs: what each item of the answer has, of the model's `outputs` in `/v1/models`: "dense"
+            is in `embedding`, "sparse", "tokens" and "token_labels" are in fields of their names.
+            The model's first when absent.
+        max_active: weights that are kept of a sparse vector, the largest; all when absent.
     """
 
     dimensions: int | None = None
     normalize: bool | None = None
+    outputs: list[Literal["dense", "sparse", "tokens", "token_labels"]] | None = None
+    max_active: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
 
     task: Unserved = None
 
@@ -159,8 +165,8 @@ class PoolingRequest(EncodedRequest, kw_only=True):
     """A request to `/pooling`.
 
     Attributes:
-        task: "embed" or "classify", of which the model must do it; the model's own task when
-            absent.
+        task: "embed", "classify", "token_embed" or "token_classify", of which the model must do it;
+            the model's first when absent.
     """
 
     task: str | None = None
@@ -194,12 +200,61 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
 
 
-class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True):
-    """One vector: numbers, or base64 of them."""
+class SparseVector(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights of some ids of the vocabulary, ascending: numbers, or base64 of int32 and floats."""
+
+    indices: list[int] | str
+    values: list[float] | str
+
+
+class TokenVectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Vectors of an input's positions.
+
+    Attributes:
+        shape: positions, and elements of a vector.
+        data: the vectors, or base64 of them; in `embedding` of models that give nothing else.
+        token_ids: token of each; null of embeddings and media.
+        ranges: first character of each in the text, and the one behind its last; null of special
+            tokens. Of inputs that are texts.
+    """
+
+    shape: list[int]
+    data: list[list[float]] | str | None = None
+    token_ids: list[int | None]
+    ranges: list[tuple[int, int] | None] | None = None
+
+
+class TokenLabel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The likeliest class of one position; `range` is as in `TokenVectors`."""
+
+    position: int
+    label: str
+    score: float
+    token_id: int | None
+    range: tuple[int, int] | None = None
+
+
+class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The outputs of one input.
+
+    Attributes:
+        index: of the input.
+        embedding: dense vector: numbers, or base64 of them.
+        sparse: sparse vector.
+        tokens: vectors of positions.
+        token_labels: classes of positions.
+        input_tokens: positions that were computed.
+        truncated: a part of the input was cut off.
+    """
 
     index: int
     object: Literal["embedding"] = "embedding"
-    embedding: list[float] | str
+    embedding: list[float] | str | list[list[float]] | None = None
+    sparse: SparseVector | None = None
+    tokens: TokenVectors | None = None
+    token_labels: list[TokenLabel] | None = None
+    input_tokens: int
+    truncated: bool
 
 
 class EmbeddingResponse(_Answer, frozen=True, kw_only=True):
@@ -210,11 +265,14 @@ class EmbeddingResponse(_Answer, frozen=True, kw_only=True):
 
 
 class PoolingData(msgspec.Struct, frozen=True, kw_only=True):
-    """Pooled vector of one input: numbers, or base64 of them."""
+    """Vector of one input, or of its tokens: numbers, or base64 of them."""
 
     index: int
     object: Literal["pooling"] = "pooling"
-    data: list[float] | str
+    data: list[float] | list[list[float]] | str
+    shape: list[int] | msgspec.UnsetType = msgspec.UNSET
+    input_tokens: int
+    truncated: bool
 
 
 class PoolingResponse(_Answer, frozen=True, kw_only=True):
@@ -254,12 +312,15 @@ class ScoringRequest(TextsRequest, kw_only=True):
             when absent "query", or else its default prompt.
         document_prompt_name: the same of the second side; when absent the first of "document",
             "passage" and "corpus", or else the default prompt.
+        output: of an embedding model, the output that is compared: "dense" by cosine, "sparse" by
+            dot product, "tokens" by MaxSim; the model's first when absent.
     """
 
     max_tokens_per_query: int | None = None
     max_tokens_per_doc: int | None = None
     query_prompt_name: str | None = None
     document_prompt_name: str | None = None
+    output: Literal["dense", "sparse", "tokens"] | None = None
 
     chat_template_kwargs: Unserved = None
     instruction: Unserved = None

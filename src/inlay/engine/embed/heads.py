@@ -1,0 +1,126 @@
+"""The heads of a transformers model, taken from around its body, as `outputs.Head`s."""
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from inlay.embedding.plan import OutputPlan, Source
+from inlay.engine.embed.outputs import Each, Head, Ids, Logits, One, Vocabulary
+from inlay.engine.embed.pooling import dense_layers, pool
+from inlay.render.tokenizer import load_tokenizer
+
+Pooled = Callable[[Tensor, Sequence[int]], Tensor]
+
+_NO_WORDS = ("cls_token", "eos_token", "pad_token", "unk_token")
+"""Tokens without a weight in BGE-M3's sparse vectors."""
+
+
+def class_of(sources: Collection[Source], *, scores: bool) -> Any:
+    """Return the transformers class whose models have the heads that outputs read."""
+    if scores:
+        return AutoModelForSequenceClassification
+    if "vocabulary" in sources:
+        return AutoModelForMaskedLM
+    return AutoModelForTokenClassification if "classes" in sources else AutoModel
+
+
+def head_of(output: OutputPlan, model: Any, pooler: Any, directory: Path) -> Head:
+    """Return the head of an output.
+
+    Args:
+        output: resolved, so that its modes are known.
+        model: of `class_of` its source.
+        pooler: that was the body's, or None.
+        directory: of the tokenizer.
+
+    Raises:
+        InvalidRequestError: weights of a layer that cannot be read or do not fit.
+    """
+    select = output.select or ()
+    if output.source == "vocabulary":
+        transform, decoder = _vocabulary_of(model)
+        return Vocabulary(transform, decoder, output.finish, sums=select == ("sum",))
+    if output.source == "classes":
+        if output.keep == "one":
+            return One(output.name, pair_logits(model, pooler, output))
+        return Each(output.name, _of_positions(_without_body(model)))
+    size = int(model.config.get_text_config().hidden_size)
+    if output.keep == "one":
+        layers = dense_layers(output.head, size * len(select)).to(model.device)
+        return One(output.name, lambda states, lengths: layers(pool(states, lengths, select)))
+    layers = dense_layers(output.head, size).to(model.device)
+    if output.keep == "each":
+        return Each(output.name, lambda states: layers(states.float()))
+    loaded = load_tokenizer(directory)
+    special = [
+        loaded.tokenizer.token_to_id(token)
+        for name, token in loaded.special_tokens.items()
+        if name in _NO_WORDS
+    ]
+    return Ids(lambda states: layers(states.float()), [id_ for id_ in special if id_ is not None])
+
+
+def pair_logits(model: Any, pooler: Any, output: OutputPlan) -> Pooled:
+    """Return the function from states [T, C] and lengths [S] to a head's logits [S, labels]."""
+    head, select = _without_body(model), output.select or ()
+
+    def logits(states: Tensor, lengths: Sequence[int]) -> Tensor:
+        first = pool(states, lengths, select).to(model.dtype)[:, None]
+        pooled = None if pooler is None else pooler(first)
+        return head(BaseModelOutputWithPooling(first, pooled)).float()
+
+    return logits
+
+
+class _Given(nn.Module):
+    """Stand-in for a model's body that returns its input."""
+
+    def forward(
+        self,
+        *_: Any,
+        inputs_embeds: Tensor,
+        given: BaseModelOutputWithPooling | None = None,
+        **__: Any,
+    ) -> BaseModelOutputWithPooling:
+        # Some models pass on no more than they know.
+        return BaseModelOutputWithPooling(inputs_embeds) if given is None else given
+
+
+def _without_body(model: Any) -> Callable[[BaseModelOutputWithPooling], Tensor]:
+    """Return the function from the body's output to logits, without the body."""
+    head = copy.copy(model)
+    head._modules = {**model._modules, model.base_model_prefix: _Given()}
+
+    def logits(given: BaseModelOutputWithPooling) -> Tensor:
+        # The states also serve as the required input, from which such models take the batch size.
+        found: Tensor = head(inputs_embeds=given.last_hidden_state, given=given).logits
+        return found
+
+    return logits
+
+
+def _of_positions(head: Callable[[BaseModelOutputWithPooling], Tensor]) -> Logits:
+    return lambda states: head(BaseModelOutputWithPooling(states[None]))[0]
+
+
+def _vocabulary_of(model: Any) -> tuple[Logits, nn.Linear]:
+    """Return what a masked language model does to states [T, C] before its last product, and that.
+
+    The product is taken out of `model`.
+    """
+    decoder = model.get_output_embeddings()
+    for module in model.modules():
+        for name, child in module.named_children():
+            if child is decoder:
+                setattr(module, name, nn.Identity())
+    return _of_positions(_without_body(model)), decoder
