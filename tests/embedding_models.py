@@ -155,7 +155,7 @@ def sized_embedding(name: str, **sizes: Any) -> Path:
 def _embedding(name: str, **sizes: Any) -> Path:
     config = _CONFIGS[name](**sizes)
     directory = _root() / f"{name}-{len(list(_root().iterdir()))}"
-    _save(AutoModel.from_config, config, directory, name)
+    save_model(AutoModel.from_config, config, directory, name)
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     for number, (inside, outside, bias, activation) in enumerate(_DENSE.get(name, ()), 2):
         modules.append((f"{number}_Dense", "Dense"))
@@ -194,11 +194,17 @@ def tiny_scoring(name: str, labels: int = 1, **sizes: Any) -> Path:
     directory = _root() / f"score-{name}-{len(list(_root().iterdir()))}"
     config = _CONFIGS[name](**sizes)
     config.num_labels = labels
-    _save(AutoModelForSequenceClassification.from_config, config, directory, name)
+    save_model(AutoModelForSequenceClassification.from_config, config, directory, name)
     return directory
 
 
-def _save(make: Any, config: Any, directory: Path, name: str) -> None:
+def tiny_config(name: str, **sizes: Any) -> Any:
+    """The configuration of one of the families."""
+    return _CONFIGS[name](**sizes)
+
+
+def save_model(make: Any, config: Any, directory: Path, name: str) -> None:
+    """Save a model that `make` makes of `config`, with lively weights, and a tokenizer."""
     state = torch.random.get_rng_state()
     torch.manual_seed(20261121)
     try:

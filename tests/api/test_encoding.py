@@ -45,10 +45,15 @@ def wanted(row: npt.NDArray[np.float32], dtype: str, order: str) -> bytes:
 def test_base64_and_bytes_are_those_of_torch(dtype: str, order: Any, values: list[float]) -> None:
     vectors = np.array(values, np.float32).reshape(2, 3)
     whole = b"".join(wanted(row, dtype, order) for row in vectors)
-    shown = json.loads(Encoding("base64", dtype, order).answer(vectors, ABOUT).body)
+    shown = json.loads(
+        Encoding("base64", dtype, order).answer(vectors, ABOUT, [{}] * len(vectors)).body
+    )
     assert b"".join(base64.b64decode(item["embedding"]) for item in shown["data"]) == whole
-    assert Encoding("bytes_only", dtype, order).answer(vectors, ABOUT).body == whole
-    answer = Encoding("bytes", dtype, order).answer(vectors, ABOUT)
+    assert (
+        Encoding("bytes_only", dtype, order).answer(vectors, ABOUT, [{}] * len(vectors)).body
+        == whole
+    )
+    answer = Encoding("bytes", dtype, order).answer(vectors, ABOUT, [{}] * len(vectors))
     assert answer.body == whole
     ((name, header),) = answer.headers
     metadata = json.loads(header)
@@ -68,7 +73,8 @@ def test_float32_and_float16_read_back_with_numpy() -> None:
     vectors = np.array([[0.25, -1.5, 3.0]], np.float32)
     for dtype, code in (("float32", "f4"), ("float16", "f2")):
         for order, sign in (("big", ">"), ("little", "<"), ("native", "=")):
-            body = Encoding("bytes_only", dtype, order).answer(vectors, ABOUT).body  # type: ignore[arg-type]
+            encoding = Encoding("bytes_only", dtype, order)  # type: ignore[arg-type]
+            body = encoding.answer(vectors, ABOUT, [{}]).body
             assert np.frombuffer(body, sign + code).tolist() == [0.25, -1.5, 3.0]
 
 
@@ -76,8 +82,8 @@ def test_a_value_that_a_dtype_does_not_hold_is_an_error_and_not_infinite() -> No
     vectors = np.array([[1.0, -70000.0]], np.float32)
     for dtype in ("float16", "fp8_e4m3", "fp8_e5m2"):
         with pytest.raises(InvalidRequestError, match=f"{dtype} does not hold a value of 70000"):
-            Encoding("base64", dtype).answer(vectors, ABOUT)
-    assert Encoding("base64", "bfloat16").answer(vectors, ABOUT).body
+            Encoding("base64", dtype).answer(vectors, ABOUT, [{}] * len(vectors))
+    assert Encoding("base64", "bfloat16").answer(vectors, ABOUT, [{}] * len(vectors)).body
 
 
 def test_dtype_and_byte_order_are_refused_where_numbers_are_asked_for() -> None:
@@ -95,5 +101,7 @@ def test_a_description_longer_than_clients_read_is_refused_before_anything_is_co
     with pytest.raises(InvalidRequestError, match="bytes_only takes more"):
         Encoding("bytes").check_count(most + 1)
     vectors = np.zeros((most, 16384), np.float32)
-    ((_, header),) = Encoding("bytes", "bfloat16", "little").answer(vectors, ABOUT).headers
+    ((_, header),) = (
+        Encoding("bytes", "bfloat16", "little").answer(vectors, ABOUT, [{}] * len(vectors)).headers
+    )
     assert len(header) < 65_000

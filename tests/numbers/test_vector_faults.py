@@ -118,19 +118,20 @@ def bias_of_scores(stack: ExitStack, _: Encoder) -> None:
 
 def first_for_mean(stack: ExitStack, model: Encoder) -> None:
     """A head that reads the mean of the states is given the first."""
-    _put(stack, model, "_modes", ("cls",))
+    _put(stack, model._pairs, "select", ("cls",))
 
 
 def last_state(stack: ExitStack, model: Encoder) -> None:
     """A head is given the last state for the first."""
-    _put(stack, model, "_modes", ("lasttoken",))
+    _put(stack, model._pairs, "select", ("lasttoken",))
 
 
 def next_label(stack: ExitStack, model: Encoder) -> None:
     """Logits are those of the next label."""
-    usual = model._head
-    assert usual is not None
-    _put(stack, model, "_head", lambda given: usual(given).roll(1, -1))
+    pairs = model._pairs
+    assert pairs is not None
+    usual = pairs.head
+    _put(stack, pairs, "head", lambda given: usual(given).roll(1, -1))
 
 
 MEAN_HEAD = "modernbert, of the mean"

@@ -350,4 +350,7 @@ def _described(card: ModelCard, frontend: FrontendSettings) -> str:
 def _made(card: EmbeddingCard, tasks: Sequence[Task]) -> str:
     if Task.SCORE in tasks:
         return "scores of pairs" if card.size == 1 else f"{card.size} classes"
-    return f"vectors of {card.size}"
+    others = [each.name for each in card.outputs[1:]]
+    first = card.outputs[0].name if card.outputs else "dense"
+    what = "vectors" if first == "dense" else f"{first} vectors"
+    return f"{what} of {card.size}" + (f", {' and '.join(others)}" if others else "")

@@ -64,7 +64,7 @@ def bundles_of(
             if array is None:
                 raise EngineError(f"the worker ended the request without {ports.get(part, part)}")
             if name in _STACKED:
-                rows: Sequence[Any] = array
+                rows = list(array)
             else:
                 counts = arrays.get(part + COUNTS, np.zeros(0, np.int32))
                 if counts.sum() != len(array):

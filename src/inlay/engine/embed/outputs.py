@@ -66,7 +66,8 @@ class Vocabulary:
 
     def __init__(self, transform: Logits, decoder: nn.Linear, finish: Finish, *, sums: bool):
         self._transform = transform
-        self._weight, self._bias = decoder.weight, decoder.bias
+        self._weight: Tensor = decoder.weight
+        self._bias: Tensor | None = decoder.bias
         self._finish = finish
         self._sums = sums
 

@@ -18,6 +18,18 @@ class ModelLimits(msgspec.Struct, frozen=True):
     max_body_bytes: int
 
 
+class OutputFacts(msgspec.Struct, frozen=True):
+    """An output of a model that embeds.
+
+    Attributes:
+        name: what requests call it.
+        size: elements of a vector, ids of a vocabulary, or number of classes.
+    """
+
+    name: str
+    size: int
+
+
 class EmbeddingFacts(msgspec.Struct, frozen=True):
     """Options of a model that makes embeddings or scores.
 
@@ -27,6 +39,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True):
         dimensions: values that `dimensions` may have, or "any" up to `size`.
         prompts: prompts that may be put before texts, by name.
         default_prompt: name of the prompt that is used when the request names none.
+        outputs: what requests may name, the first unless they do.
     """
 
     size: int
@@ -34,6 +47,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True):
     dimensions: list[int] | Literal["any"]
     prompts: dict[str, str]
     default_prompt: str | None
+    outputs: list[OutputFacts]
 
 
 class MediaFacts(msgspec.Struct, frozen=True):
