@@ -36,7 +36,7 @@ _FLAGS: dict[str, PoolingMode] = {
 """Field names before sentence-transformers 5.2."""
 
 _PUNCTUATION = tuple(string.punctuation)
-"""What ColBERT leaves out of documents, unless its files say otherwise."""
+"""Tokens that ColBERT leaves out of documents, unless its files say otherwise."""
 
 _STATES = OutputPlan("tokens", keep="each")
 """Last hidden states, of a model that has no vectors of its own for positions."""
@@ -47,7 +47,7 @@ _QUERY_LENGTH = 32
 
 @dataclass(frozen=True)
 class Layout:
-    """What the files of a directory say. Attributes are those of `EmbeddingConfig`."""
+    """Facts in the files of a directory. Attributes are those of `EmbeddingConfig`."""
 
     directory: Path
     outputs: tuple[OutputPlan, ...]

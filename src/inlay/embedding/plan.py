@@ -1,4 +1,4 @@
-"""What a model gives of one forward pass: outputs by name, as its files describe them.
+"""Outputs of one forward pass, by name, as the files of a model describe them.
 
 An output keeps something of each sequence's positions and puts a head over it. The four ways to
 keep are `Keep`; all of them read one sequence alone, so that no output depends on a batch.
@@ -20,11 +20,11 @@ OutputName: TypeAlias = Literal["dense", "sparse", "tokens", "labels", "token_la
 each position, `labels` and `token_labels` the logits of classes."""
 
 Source: TypeAlias = Literal["states", "vocabulary", "classes"]
-"""What an output reads: last hidden states, or a head's logits of the vocabulary or of classes."""
+"""Inputs of an output: last hidden states, or a head's logits of the vocabulary or of classes."""
 
 Keep: TypeAlias = Literal["one", "each", "vocabulary", "ids"]
-"""What is kept: one vector of all positions, one of each, the largest or the sum of each column of
-the vocabulary, or the largest of each id that stands in the text."""
+"""Things that an output keeps: one vector of all positions, one of each, the largest or the sum of
+each column of the vocabulary, or the largest of each id that stands in the text."""
 
 Finish: TypeAlias = Literal["none", "normalize", "log1p", "log1p_log1p"]
 """The last step. Sparse weights are positive before it."""
@@ -77,7 +77,7 @@ class OutputPlan:
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """What a multi-vector model does to the texts of one role. Tokens as the vocabulary has them.
+    """Treatment of texts of one role by a multi-vector model; tokens are those of the vocabulary.
 
     Attributes:
         marker: token that is inserted behind the special tokens before a text, or None.

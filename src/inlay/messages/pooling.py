@@ -1,4 +1,4 @@
-"""What a request asks of a model that embeds or scores, and what such a model says of itself."""
+"""Parameters of requests to models that embed or score, and what such a model says of itself."""
 
 import msgspec
 
@@ -46,7 +46,7 @@ class OutputCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RoleCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a multi-vector model does to the texts of a role.
+    """Treatment of the texts of a role by a multi-vector model.
 
     Attributes:
         marker: token id behind the special tokens before a text, or None.

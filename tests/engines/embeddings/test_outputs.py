@@ -1,6 +1,6 @@
 """Sparse and multi-vector models: inlay over HTTP and sentence-transformers agree."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,13 @@ def scores(url: str, query: str, texts: list[str], **body: Any) -> list[float]:
 
 @pytest.fixture(scope="module", params=["published", "max", "sum", "log1p_relu"])
 def splade(request: pytest.FixtureRequest) -> Iterator[tuple[str, Path]]:
-    path = {
+    made: dict[str, Callable[[], Path]] = {
         "published": published_splade,
         "max": models.splade,
         "sum": lambda: models.splade("roberta", "sum"),
         "log1p_relu": lambda: models.splade("xlm-roberta", "max", "log1p_relu"),
-    }[request.param]()
+    }
+    path = made[request.param]()
     with fleet(path, task="embed", dtype="float32", outputs=["sparse"]) as running:
         yield running.serve(), path
 

@@ -39,7 +39,7 @@ class Gathered(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a request wants for each of its inputs.
+    """Outputs that a request wants for each of its inputs.
 
     Attributes:
         names: outputs of the model, at least one.

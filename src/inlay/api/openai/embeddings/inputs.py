@@ -92,7 +92,7 @@ class TextInputs:
     Empty keeps all texts whole.
     """
     form: RoleCard | None = None
-    """What the model does to texts of their role."""
+    """Treatment of texts of their role."""
     ranges: bool = False
     """Tell the characters of each position."""
 

@@ -34,6 +34,7 @@ from inlay.api.openai.schema.embeddings import (
     ClassificationResponse,
     EmbeddingRequest,
     PoolingRequest,
+    PromptsRequest,
 )
 from inlay.base.errors import InvalidRequestError
 from inlay.http.parsed_request import read_request
@@ -57,7 +58,7 @@ _TASKS = {
 
 
 class _Plan(NamedTuple):
-    """How a request is answered.
+    """Plan of an answer.
 
     Attributes:
         encoding: of the response.
@@ -115,7 +116,7 @@ def _embeddings(request: EmbeddingRequest, model: ServedModel, card: EmbeddingCa
     encoding = Encoding.of(request)
     names = _names(request, model, encoding)
     shown = Shown.of(request, card, model.name) if "dense" in names else None
-    role = part_of(role_fields(request), card, model.name).role
+    role = _role(request, model, card)
     outputs = [card.output(name, model.name) for name in names if name != "dense"]
     floats = encoding.format == "float" and "tokens" in names
     most = MOST_NUMBERS if floats else None
@@ -141,6 +142,11 @@ def _embeddings(request: EmbeddingRequest, model: ServedModel, card: EmbeddingCa
         return json_answer(made, about, items)
 
     return _Plan(encoding, wanted, make)
+
+
+def _role(request: PromptsRequest, model: ServedModel, card: EmbeddingCard) -> str | None:
+    """Return the role of a request's texts, where the model treats roles differently."""
+    return part_of(role_fields(request), card, model.name).role if card.roles else None
 
 
 def _names(request: EmbeddingRequest, model: ServedModel, encoding: Encoding) -> tuple[str, ...]:
@@ -228,7 +234,7 @@ def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) ->
     if name == "dense":
         normalizes(card, asked, model.name, "use_activation")
     encoding = Encoding.of(request)
-    role = part_of(role_fields(request), card, model.name).role
+    role = _role(request, model, card)
     if name in ("tokens", "token_labels"):
         encoding.check_json()
     floats = encoding.format == "float" and name == "tokens"
