@@ -249,7 +249,7 @@ class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     index: int
     object: Literal["embedding"] = "embedding"
-    embedding: list[float] | str | list[list[float]] | None = None
+    embedding: list[float | list[float]] | str | None = None
     sparse: SparseVector | None = None
     tokens: TokenVectors | None = None
     token_labels: list[TokenLabel] | None = None
@@ -269,7 +269,7 @@ class PoolingData(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     object: Literal["pooling"] = "pooling"
-    data: list[float] | list[list[float]] | str
+    data: list[float | list[float]] | str
     shape: list[int] | msgspec.UnsetType = msgspec.UNSET
     input_tokens: int
     truncated: bool
