@@ -24,7 +24,7 @@ def json_of(path: Path, default: Any) -> Any:
     """
     try:
         return json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return default
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"cannot read {path}: {error}") from error

@@ -22,8 +22,8 @@ from inlay.embedding.plan import (
     PoolingMode,
     RolePlan,
 )
+from inlay.tensors.checkpoint import config_of, stored_tensors
 from inlay.tensors.state_dict import open_state_dict
-from inlay.tensors.table import config_of, stored_tensors
 
 _FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
