@@ -2,8 +2,10 @@
 
 import base64
 import json
+import shutil
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -336,6 +338,23 @@ def test_rows_for_a_decoder_are_embedded_as_the_tokens_they_stand_for(qwen3: str
         "prompt_embeds",
         "size of tensor must match",
     )
+
+
+def test_a_chat_has_the_special_tokens_of_a_text_where_they_are_asked_for(tmp_path: Path) -> None:
+    """As those models want whose vector is the state of an end token."""
+    path = shutil.copytree(tiny_embedding("qwen3"), tmp_path / "with-chats")
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (path / "chat_template.jinja").write_text(template)
+    messages = [{"role": "user", "content": TEXTS[0]}]
+    with fleet(path, task="embed") as running:
+        url = running.serve()
+        asked, text = (
+            post(url, messages=messages, add_special_tokens=True),
+            post(url, input=TEXTS[0]),
+        )
+        bare = post(url, messages=messages)
+    assert (vectors(asked) == vectors(text)).all()
+    assert bare.json()["usage"]["prompt_tokens"] < text.json()["usage"]["prompt_tokens"]
 
 
 def test_equal_texts_are_computed_once(bert: Fleet) -> None:
