@@ -167,17 +167,14 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     async_scheduling: bool | None = None
     """Launch a step before the results of the last are read; unless set, on a GPU only."""
     batch_invariant: bool | None = None
-    """The numbers of a position depend neither on what is computed beside it, nor on chunks, nor on
-    where a request was resumed, so that outputs in bfloat16 are the same, bit by bit. Unless set,
-    where nothing is slower for it (engine torch, some models, CPUs with AVX512-BF16 and no AMX;
-    with AMX it may be set). With vllm, its own VLLM_BATCH_INVARIANT, on GPUs only."""
+    """Equal outputs in bfloat16, bit by bit, whatever is computed beside a request, its chunks, or
+    where it was resumed. Torch engine: some models, CPUs with AVX512-BF16; unless set, where it
+    costs nothing (no AMX, no LoRA). vllm: its own VLLM_BATCH_INVARIANT, on GPUs."""
     speculative_config: str | None = None
-    """Speculative decoding, as vLLM's JSON. The torch engine drafts by n-gram look-up, on a CPU
-    unless set: {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2,
-    "prompt_lookup_max": 5}, by a smaller model: {"model": "DIRECTORY"}, by an EAGLE-3 head:
-    {"method": "eagle3", "model": "DIRECTORY"}, or by the model's own layer for it: {"method":
-    "mtp"}; of the drafts it computes as many as pay. Ids that a grammar forces are drafted with
-    each; {"method": "grammar"} has these alone, {"method": "none"} drafts nothing."""
+    """Speculative decoding, as vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 8,
+    "prompt_lookup_min": 2, "prompt_lookup_max": 5}. Methods of the torch engine: ngram (unless set,
+    on a CPU), eagle3 with {"model": "HEAD"}, mtp, grammar, none; or a smaller model by
+    {"model": "DIRECTORY"} alone. It computes as many drafts as pay, and ids that a grammar forces."""
     kv_events_config: str | None = None
     """Endpoints to publish KV cache events on, as JSON with vLLM's keys: enable_kv_cache_events,
     publisher (zmq, null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic."""
