@@ -223,6 +223,10 @@ class OverloadedError(InlayError):
     type = "overloaded_error"
 
 
+class NoRoomError(OverloadedError):
+    """What is to be kept has no room: less has to be there first."""
+
+
 class DeadlineExceededError(InlayError):
     """The request's deadline passed."""
 

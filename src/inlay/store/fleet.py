@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from inlay.base import liveness
-from inlay.base.errors import BodyTooLargeError, NotFoundError, OverloadedError
+from inlay.base.errors import BodyTooLargeError, NoRoomError, NotFoundError, OverloadedError
 from inlay.base.single_flight import SingleFlight, shielded
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer, Rows
@@ -369,11 +369,13 @@ class FleetStore:
                 if not record.is_live(self._clock()):
                     break
                 leaving = msgspec.structs.replace(record, leaving=True)
-                if await self._shared.swap(name_of(key), encode(leaving), revision):
-                    content = record.content
+                try:
+                    if await self._shared.swap(name_of(key), encode(leaving), revision):
+                        content = record.content
+                except NoRoomError:
+                    await self._shared.erase(record.content)  # the mark takes room, this gives it
                 continue
-            # Marked first: an interruption here leaves a prompt that is not used, and that can be
-            # finished by asking again.
+            # Marked first: what an interruption leaves is not used, and ends by asking again.
             content = record.content
             await self._shared.erase(content)
             if await self._shared.drop(name_of(key), revision):

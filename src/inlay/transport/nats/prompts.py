@@ -30,7 +30,7 @@ from nats.js.api import Header, ObjectStoreConfig
 from nats.js.kv import KV_OP, KV_PURGE, MSG_ROLLUP_SUBJECT, KeyValue
 
 from inlay.base import liveness
-from inlay.base.errors import OverloadedError
+from inlay.base.errors import NoRoomError, OverloadedError
 from inlay.transport.nats.cards import bucket, storage
 from inlay.transport.nats.client import cancellable
 from inlay.transport.nats.connection import NatsConnection
@@ -333,7 +333,7 @@ class NatsPrompts:
                 return await act()
             except nats.js.errors.APIError as error:
                 if error.err_code in _NO_ROOM:
-                    raise OverloadedError(
+                    raise NoRoomError(
                         "the NATS server has no room for more stored prompt_embeds: "
                         f"{error.description}",
                         retry_after=60,
