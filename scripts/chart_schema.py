@@ -102,8 +102,7 @@ _BY_PATH: dict[str, dict[str, Any]] = {
     "pool.autoscaling.betweenTokensSeconds": _NOT_NEGATIVE,
     "extraObjects": {"type": "array", "items": {"type": ["object", "string"]}},
     "pool.autoscaling.kind": {"enum": ["hpa", "keda"]},
-    # With no worker a request is refused and not kept waiting, so nothing would scale up again.
-    "pool.autoscaling.minReplicas": _AT_LEAST_ONE,
+    "pool.autoscaling.minReplicas": {"type": "integer", "minimum": 0},
     "pool.autoscaling.maxReplicas": _AT_LEAST_ONE,
     "pool.autoscaling.waiting": _AT_LEAST_ONE,
     "pool.autoscaling.cooldownSeconds": {"type": "integer", "minimum": 0},

@@ -255,7 +255,19 @@ def test_traces_reach_their_collector_and_nothing_else_is_open(any_helm: str) ->
         ({"workers": [{"name": "a", "model": {"path": "m"}, "config": {"nats": ["x"]}}]}, "nats"),
         ({"workers": [{"name": "a", "model": {"pth": "m"}}]}, "pth"),
         ({"workers": [{"name": "a", "model": {}}]}, "model.path is needed"),
-        ({"workers": [{"name": "a", "autoscaling": {"minReplicas": 0}}]}, "minReplicas"),
+        ({"workers": [{"name": "a", "autoscaling": {"minReplicas": -1}}]}, "minReplicas"),
+        (
+            {
+                "workers": [
+                    {
+                        "name": "a",
+                        "model": {"path": "m"},
+                        "autoscaling": {"enabled": True, "kind": "hpa", "minReplicas": 0},
+                    }
+                ]
+            },
+            "minReplicas 0 needs kind keda",
+        ),
         ({"workers": [{"name": "a", "env": [{"name": "INLAY_PORT", "value": "1"}]}]}, "env"),
         (
             {
@@ -411,6 +423,16 @@ def test_a_pool_says_its_share_of_a_change_of_the_model(any_helm: str, tmp_path:
     }
     assert (found["old"].weight, found["old"].min_workers) == (None, None)
     assert (found["new"].weight, found["new"].min_workers) == (0.05, 2)
+
+
+def test_requests_wait_for_a_pool_that_may_be_empty(any_helm: str, tmp_path: Path) -> None:
+    scaled = {"enabled": True, "prometheus": "http://p", "minReplicas": 0}
+    pool = {"name": "a", "model": {"path": "m", "gigabytes": 20}, "autoscaling": scaled}
+    objects = rendered(any_helm, tmp_path, workers=[pool])
+    (found,) = named(objects, "ScaledObject").values()
+    assert found["spec"]["minReplicaCount"] == 0
+    settings = settings_of(one(objects, "Deployment inlay-frontend"), tmp_path)
+    assert settings.router.router_absent_wait == 300 + 10 * 20
 
 
 def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ async def ready(call: Call) -> None:
         raise OverloadedError(cut_off, retry_after=1)
     found = [health_of(worker) for worker in router.ready()]
     if not found:
+        if router.awaits_workers:
+            await call.json(Status("ready"))
+            return
         raise router.unready()
     if all(worker.state == "asleep" for worker in found):
         raise OverloadedError("all workers are asleep", retry_after=ASLEEP_RETRY_AFTER)

@@ -189,12 +189,13 @@ class Server:
             self.router.check_awake(name, task)
 
     async def awake(self, name: str, task: Task | None = None) -> None:
-        """Wait until a model's workers are awake, if the settings say that requests wait.
+        """Wait until a model has workers, and they are awake, if the settings say to wait.
 
         With a `task`, those that do this.
 
         Raises `NotFoundError`.
         """
+        await self.router.wait_worker(name, task)
         if self.settings.asleep_requests == "wait":
             await self.router.wait_awake(name, task)
 

@@ -274,6 +274,7 @@ class Catalog:
         clock: monotonic seconds.
         announced: cards as `inlay.transport.api.Announces`; None: the workers' own.
         explain: as `Fleet.missing`.
+        retired_after: seconds without a worker after which a model is forgotten.
     """
 
     def __init__(
@@ -283,7 +284,9 @@ class Catalog:
         clock: Callable[[], float] = time.monotonic,
         announced: Callable[[], Sequence[ModelCard]] | None = None,
         explain: Callable[[str, Sequence[ModelCard]], OverloadedError | None] = lambda *_: None,
+        retired_after: float = RETIRED_SECONDS,
     ) -> None:
+        self._retired_after = retired_after
         self._explain = explain
         self._announced = announced
         self._workers = workers
@@ -349,7 +352,7 @@ class Catalog:
         """Forget models that have had no worker for long; those that went first stand first."""
         while self._gone and self._seen:
             name, since = next(iter(self._gone.items()))
-            if len(self._gone) <= MAX_GONE and self._clock() - since < RETIRED_SECONDS:
+            if len(self._gone) <= MAX_GONE and self._clock() - since < self._retired_after:
                 return
             del self._gone[name], self._known[name]
             self._said.pop(name, None)

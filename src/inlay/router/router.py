@@ -1,11 +1,13 @@
 """Chooses a worker for each request and follows it to its end."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import Random
 
+from inlay.base import liveness
 from inlay.base.errors import InlayError, OverloadedError
 from inlay.messages.card import Adapter, ModelCard
 from inlay.messages.digest import Secret
@@ -13,7 +15,7 @@ from inlay.messages.request import Request, Task
 from inlay.messages.routing import WorkerLoad
 from inlay.router.decide import Refuse
 from inlay.router.dispatcher import Dispatcher
-from inlay.router.fleet import Catalog, Fleet, ServedModel
+from inlay.router.fleet import RETIRED_SECONDS, Catalog, Fleet, ServedModel
 from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings
 from inlay.router.shares import Weights
@@ -62,8 +64,15 @@ class Router:
         self._random = random or Random()
         self._fleet = Fleet(plane, settings, self._random, clock)
         announced = plane.announced if isinstance(plane, Announces) else None
+        self._absent_wait = settings.router_absent_wait
+        self._absent: Counter[str] = Counter()
         self._catalog = Catalog(
-            self._fleet.workers, self._reasons, clock, announced, self._fleet.missing
+            self._fleet.workers,
+            self._reasons,
+            clock,
+            announced,
+            self._fleet.missing,
+            math.inf if self._absent_wait else RETIRED_SECONDS,
         )
         self._places = StageSlots(settings.router_queue_size)
         self._dispatcher = Dispatcher(
@@ -87,7 +96,7 @@ class Router:
 
     def waiting(self) -> dict[str, int]:
         """The same by the model that they were sent to."""
-        found: Counter[str] = Counter()
+        found = +self._absent
         for line, requests in self._dispatcher.waiting.requests_in.items():
             found[line.pool.name] += requests
         return found
@@ -191,6 +200,30 @@ class Router:
         Raises `NotFoundError`.
         """
         return self._catalog.workers(self._catalog.base(name, task))
+
+    @property
+    def awaits_workers(self) -> bool:
+        """True if requests for some model wait for its first worker."""
+        return bool(self._absent_wait and self._catalog.models())
+
+    async def wait_worker(self, name: str, task: Task | None = None) -> None:
+        """Return when a model that was served has a worker, or the settings' wait is over.
+
+        Requests that wait count in `waiting`, so that whoever starts workers sees them. Raises
+        `NotFoundError`.
+        """
+        if not self._absent_wait or self.workers(name, task):
+            return
+        model = self._catalog.base(name, task).name
+        self._absent[model] += 1
+        try:
+            async with liveness.timeout(self._absent_wait):
+                while not self.workers(name, task):
+                    await self._plane.changed()
+        except TimeoutError:
+            return  # the request is refused as any is without a worker
+        finally:
+            self._absent[model] -= 1
 
     async def wait_awake(self, name: str, task: Task | None = None) -> None:
         """Return when none of the workers of a model is asleep alone.

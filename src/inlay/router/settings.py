@@ -38,5 +38,9 @@ class RouterSettings(BaseModel, frozen=True, defer_build=True):
     router_queue_size: int = Field(default=4096, ge=0)
     """Requests that may wait in the router when all workers are full; over it the answer is 503.
     One client may have half."""
+    router_absent_wait: float = Field(default=0.0, ge=0)
+    """Seconds that a request may wait for a worker of a model that has none, as while one is
+    started from zero; over it, and by default at once, the answer is 503. Such models are not
+    forgotten after an hour."""
     router_queue_timeout: float | None = Field(default=None, gt=0)
     """Seconds a request may wait in the router; over it the answer is 503. No bound unless set."""
