@@ -95,6 +95,20 @@ _BY_PATH: dict[str, dict[str, Any]] = {
             "additionalProperties": False,
         },
     },
+    "pool.adapters": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["name", "path"],
+            "properties": {
+                "name": {"type": "string", "minLength": 1},
+                "path": {"type": "string", "minLength": 1},
+                "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+            },
+            "additionalProperties": False,
+        },
+    },
+    "pool.adapterSources": _STRINGS,
     "pool.weight": {"type": ["number", "null"], "minimum": 0, "maximum": 1e6},
     "pool.minWorkers": {"type": "integer", "minimum": 0},
     "pool.autoscaling.pollingSeconds": _AT_LEAST_ONE,
@@ -121,7 +135,7 @@ _BY_NAME: dict[str, dict[str, Any]] = {
 _MADE_BY_THE_CHART = {
     "frontend": {"host", "port", "ssl-certfile", "ssl-keyfile", "api-key-file", "transport-port"},
     "worker": {"model", "transport-port", "transport-bind", "transport-dial", "engine-arguments"}
-    | {"health-port", "weight", "min-workers"},
+    | {"health-port", "weight", "min-workers", "adapters-file"},
     "both": {
         "namespace",
         "nats",

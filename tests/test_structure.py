@@ -15,7 +15,7 @@ EXTENSIONS = ("inlay_audit", "inlay_batches", "inlay_stages", "inlay_tools")
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
 BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "slots", "build"}
-BASE |= {"pooling"}
+BASE |= {"pooling", "watched"}
 MESSAGES = {"request", "card", "commands", "fields", "limits", "outputs", "refusals"}
 MESSAGES |= {"resuming", "routing"}
 SHARED = BASE | MESSAGES
@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "pace": set[str](),
     "blocks": set[str](),
     "build": set[str](),
+    "watched": {"errors"},
     "parent": set[str](),
     "hidden_states": set[str](),
     "pooling": {"errors"},

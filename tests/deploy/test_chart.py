@@ -20,6 +20,7 @@ from inlay.cli.settings import FleetFrontendSettings, WorkerSettings
 from inlay.http.callers.auth import is_admin
 from inlay.http.callers.keys import read_keys
 from inlay.http.settings import FrontendSettings
+from inlay.worker.lora_modules import read_modules
 from tests.deploy.chart import CHART, VALUES, Object, Pod, named, pods, render, without_made_secrets
 from tests.deploy.network import leaves, passes
 from tests.deploy.tools import ROOT, TOOLS, helms, run, tool
@@ -312,6 +313,7 @@ def test_values_that_make_no_sense_are_refused(
 
 def rendered(helm: str, directory: Path, **values: Any) -> Objects:
     """The objects of a release with these values."""
+    directory.mkdir(exist_ok=True)
     file = directory / "values.yaml"
     file.write_text(yaml.safe_dump(values))
     return render(helm, file)
@@ -423,6 +425,31 @@ def test_a_pool_says_its_share_of_a_change_of_the_model(any_helm: str, tmp_path:
     }
     assert (found["old"].weight, found["old"].min_workers) == (None, None)
     assert (found["new"].weight, found["new"].min_workers) == (0.05, 2)
+
+
+def test_adapters_are_a_file_that_changes_without_a_restart(any_helm: str, tmp_path: Path) -> None:
+    pool = {"name": "a", "model": {"path": "m", "volume": VOLUME}}
+    adapters = [{"name": "one", "path": "/models/a/one"}, {"name": "two", "path": "s3://b/two"}]
+    sources = ["file:///models/", "s3://b/"]
+    found = []
+    for number in (1, 2):
+        more = {"adapters": adapters[:number], "adapterSources": sources}
+        objects = rendered(any_helm, tmp_path / str(number), workers=[{**pool, **more}])
+        pod = one(objects, "Deployment inlay-worker-a")
+        settings = settings_of(pod, tmp_path)
+        assert settings.engine.enable_lora
+        assert settings.engine.allowed_lora_sources == sources
+        data = named(objects, "ConfigMap")["inlay-worker-a"]["data"]
+        path = Path(settings.adapters_file)
+        mounts = {mount["mountPath"]: mount for mount in pod.container["volumeMounts"]}
+        # A directory: Kubernetes never changes a single mounted file.
+        assert "subPath" not in mounts[str(path.parent)]
+        file = tmp_path / path.name
+        file.write_text(data[path.name])
+        assert [order.name for order in read_modules(file)] == ["one", "two"][:number]
+        found.append(pod.template)
+        assert leaves(list(named(objects, "NetworkPolicy").values()), pod, 443)
+    assert found[0] == found[1]
 
 
 def test_requests_wait_for_a_pool_that_may_be_empty(any_helm: str, tmp_path: Path) -> None:

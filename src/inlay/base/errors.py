@@ -224,7 +224,7 @@ class OverloadedError(InlayError):
 
 
 class NoRoomError(OverloadedError):
-    """What is to be kept has no room: less has to be there first."""
+    """No room for what is to be kept: less has to be there first."""
 
 
 class DeadlineExceededError(InlayError):

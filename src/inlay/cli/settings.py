@@ -72,6 +72,9 @@ class WorkerSettings(BaseModel, frozen=True, defer_build=True):
     min_workers: int | None = Field(default=None, ge=1, title="Fleet")
     """Ready workers with these weights that replace older weights of the same name; more than the
     older ones have unless set."""
+    adapters_file: Path | None = Field(default=None, title="Fleet")
+    """YAML file of the adapters that this worker is to have: a list of name, path and sha256. They
+    are loaded, and unloaded once they leave it, whenever it changes."""
     weight: float | None = Field(default=None, ge=0, le=1e6, allow_inf_nan=False, title="Fleet")
     """Share of these weights in requests for their name, against 1 of weights without one: 0.05
     takes 1 in 21, 0 none."""

@@ -34,7 +34,8 @@ from inlay.transport.nats.worker import NatsWorker
 from inlay.transport.tls import make_certificate
 from inlay.worker import EngineProxy, RestartGroup, Supervisor, starting
 from inlay.worker.health import health_port
-from inlay.worker.lora_modules import check_adapters
+from inlay.worker.lora_modules import check_adapters, read_modules
+from inlay.worker.wanted_adapters import WantedAdapters
 
 _EMBEDS = "--enable-prompt-embeds"
 
@@ -79,6 +80,8 @@ def _engine(settings: WorkerSettings) -> tuple[EngineSettings, StageCard | None]
 
 async def _host(settings: WorkerSettings, stage: StageCard | None, console: Console) -> None:
     check_adapters(settings.engine)
+    if settings.adapters_file is not None:
+        read_modules(settings.adapters_file)
     check_model(settings.engine)
     own = None if settings.secret_file is None else Secret(read_key(settings.secret_file))
     ranks = ranks_of(settings.engine, os.environ)
@@ -167,7 +170,11 @@ async def _place(
     following = asyncio.create_task(engine.follow(worker.away))
     guarding = asyncio.create_task(engine.guard(supervisor.kill, settings.health_process_timeout))
     announcing = asyncio.create_task(_announced(worker, console))
-    undo.push_async_callback(_end, running, following, guarding, announcing)
+    beside = [running, following, guarding, announcing]
+    if settings.adapters_file is not None:
+        wanted = WantedAdapters(settings.adapters_file)
+        beside.append(asyncio.create_task(wanted.follow(engine.adapters, engine.call)))
+    undo.push_async_callback(_end, *beside)
     # First of all in the end: running requests continue elsewhere, without an error that their
     # engine is gone.
     undo.push_async_callback(worker.close)

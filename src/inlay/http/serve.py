@@ -15,6 +15,7 @@ import uvicorn
 from inlay.base import liveness
 from inlay.base.build import build_id
 from inlay.base.pace import set_switch_interval
+from inlay.base.watched import WatchedFiles
 from inlay.http import uvicorn_inside
 from inlay.http.address import bound
 from inlay.http.app import App
@@ -28,7 +29,6 @@ from inlay.http.metrics.collectors import build_metrics, file_metrics
 from inlay.http.references import sweep
 from inlay.http.settings import FrontendSettings
 from inlay.http.tls import Tls
-from inlay.http.watched import WatchedFiles
 from inlay.render.template import read_template
 
 _log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from inlay.base.errors import InvalidRequestError
+from inlay.base.watched import WatchedFiles
 from inlay.http.settings import FrontendSettings
-from inlay.http.watched import WatchedFiles
 
 _log = logging.getLogger(__name__)
 

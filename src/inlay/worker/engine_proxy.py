@@ -86,6 +86,12 @@ class EngineProxy:
             raise OverloadedError(NO_ENGINE, retry_after=1)
         return await self._link.call(command, _CALL_SECONDS)
 
+    def adapters(self) -> list[str] | None:
+        """Names of the adapters that the engine has; None while there is none."""
+        if self._link is None or not self._link.ready:
+            return None
+        return [adapter.name for adapter in self._link.card.adapters]
+
     def dial(self, address: Address, token: bytes) -> None:
         """Have the process connect to a frontend; one that has no process yet invites again."""
         if self._link is not None:

@@ -1,9 +1,10 @@
-"""Adapters that `--lora-modules` names."""
+"""Adapters that `--lora-modules` and `--adapters-file` name."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+import yaml
 
 from inlay.adapter import LoraFiles, open_adapter
 from inlay.adapter.address import AllowedSources, parse
@@ -28,6 +29,40 @@ def parse_modules(modules: Iterable[str]) -> list[LoadAdapter]:
         InvalidRequestError: one is neither.
     """
     return [_parsed(module) for module in modules]
+
+
+def read_modules(path: Path) -> list[LoadAdapter]:
+    """The orders of a file: a list of objects with name, path and perhaps sha256, YAML or JSON.
+
+    An adapter of the same name is replaced.
+
+    Raises:
+        InvalidRequestError: the file cannot be read, is not such a list, or has a name twice.
+    """
+    try:
+        said = msgspec.convert(yaml.safe_load(path.read_text("utf-8")) or [], list[_Module])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+        raise InvalidRequestError(
+            f"{path}: a list of name, path and sha256 is wanted: {' '.join(str(error).split())}",
+            param="adapters_file",
+        ) from error
+    names = [module.name for module in said]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise InvalidRequestError(
+            f"{path}: {', '.join(sorted(twice))} is named twice", param="adapters_file"
+        )
+    return [
+        LoadAdapter(
+            module.name,
+            module.path,
+            module.sha256,
+            in_place=True,
+            base_model=module.base_model_name,
+            recorded=True,
+        )
+        for module in said
+    ]
 
 
 def check_adapters(settings: EngineSettings) -> None:

@@ -14,11 +14,11 @@ from inlay.base.errors import (
     InvalidRequestError,
     PermissionDeniedError,
 )
+from inlay.base.watched import WatchedFiles
 from inlay.http.asgi import Headers, Scope
 from inlay.http.callers.keys import DEFAULT_LIMITS, ClientLimits, Key, exposure, read_keys
 from inlay.http.openapi import Operation
 from inlay.http.settings import FrontendSettings
-from inlay.http.watched import WatchedFiles
 
 _log = logging.getLogger(__name__)
 

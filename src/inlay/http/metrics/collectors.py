@@ -7,9 +7,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 import inlay
+from inlay.base.watched import WatchedFiles
 from inlay.embedding.cache import ResultCache
 from inlay.http.metrics.engine_health import health_of
-from inlay.http.watched import WatchedFiles
 from inlay.router import Router
 from inlay.store import StoredPrompts
 from inlay.transport.api import Loss, Worker

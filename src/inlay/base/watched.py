@@ -1,4 +1,4 @@
-"""Files that are read again when they change: keys, certificates."""
+"""Files that are read again when they change: keys, certificates, adapters."""
 
 import asyncio
 import logging
