@@ -159,6 +159,15 @@ def test_weights_of_hundreds_do_not_hide_which_norm_it_is(kind: type[nn.Module])
     assert differ(holder(x)[..., quiet], expected[..., quiet]) <= TOLERANCE[torch.bfloat16]
 
 
+def test_an_element_that_is_small_by_chance_rounds_as_its_loud_channel_does() -> None:
+    expected = torch.tensor([[0.2, 2.0], [0.3, -2.2], [0.2, 0.013]])
+    rounded = expected + torch.tensor([0.0, 0.016])
+    assert differ(rounded, expected) < TOLERANCE[torch.bfloat16]
+    assert differ(rounded[2:], expected[2:], expected) < TOLERANCE[torch.bfloat16]
+    assert differ(rounded[2:], expected[2:]) > TOLERANCE[torch.bfloat16]
+    assert differ(rounded.flip(-1), expected) > TOLERANCE[torch.bfloat16]
+
+
 def test_a_difference_in_quiet_elements_shows_beside_loud_ones() -> None:
     expected = torch.ones(2, 100)
     expected[:, 7] = 1e4

@@ -161,14 +161,22 @@ class QuantisedLinear(LinearMethod):
         return self._products.quantised_product(x, self._codes, self._bias)
 
 
-def differ(found: Tensor, expected: Tensor) -> float:
+def differ(found: Tensor, expected: Tensor, outputs: Tensor | None = None) -> float:
     """Return the largest difference of an element, relative to its own size; may be NaN.
 
-    |found - expected| / (|expected| + root mean square of its row): rows are the last dimension.
-    A loud element hides nothing in the others of its row but what is below their rounding.
+    |found - expected| / (|expected| + the root mean square of its row or its channel, whichever is
+    larger): rows are the last dimension. A loud element hides nothing in the others of its row but
+    what is below their rounding, and one that is small by chance in a loud channel rounds as that.
+
+    Args:
+        found: [..., N].
+        expected: [..., N].
+        outputs: [..., N], rows by which channels are measured; `expected` unless given.
     """
     expected = expected.float()
-    size = expected.abs() + expected.square().mean(-1, keepdim=True).sqrt()
+    rows = expected.square().mean(-1, keepdim=True)
+    channels = (expected if outputs is None else outputs.float()).reshape(-1, expected.shape[-1])
+    size = expected.abs() + torch.maximum(rows, channels.square().mean(0)).sqrt()
     error = (found.float() - expected).abs()
     return float((error / size.clamp(min=torch.finfo(torch.float32).tiny)).max())
 
