@@ -63,6 +63,60 @@ def test_hidden_states_are_read_whole_by_computing_them(audit: Audit) -> None:
     assert found.unanswered == "the rows enter the model behind its first layer"
 
 
+def test_a_search_computes_no_layer_behind_the_one_that_was_sent(audit: Audit) -> None:
+    assert audit.model is not None
+    model = audit.model()
+    layers = model.module.base_model.layers
+    ran: list[int] = []
+    hooks = [
+        layer.register_forward_hook(lambda *_, place=place: ran.append(place))
+        for place, layer in enumerate(layers)
+    ]
+    rows = [audit.table[audit.prompts[0].ids]]
+    (_, states), *_ = model.hidden_states(rows)
+    ran.clear()
+    found = model.states_of(1, inputs_embeds=torch.from_numpy(rows[0])[None])
+    for hook in hooks:
+        hook.remove()
+    assert ran == [0, 1]
+    assert torch.allclose(found[0], torch.from_numpy(states[1]), atol=1e-5)
+    last = model.states_of(len(layers) - 1, inputs_embeds=torch.from_numpy(rows[0])[None])
+    assert torch.allclose(last[0], torch.from_numpy(states[-1]), atol=1e-5)
+
+
+def test_the_head_is_computed_at_answers_alone(audit: Audit) -> None:
+    assert audit.model is not None
+    model = audit.model()
+    rows = [audit.table[prompt.ids] for prompt in audit.prompts[:3]]
+    answers = model.answers(rows, ANSWER)
+    shapes: list[int] = []
+    hook = model.module.lm_head.register_forward_hook(
+        lambda module, given, output: shapes.append(output.shape[1])
+    )
+    said = dict(model.log_probabilities(rows, answers))
+    hook.remove()
+    assert [len(said[index]) for index in range(3)] == [len(each) + 1 for each in answers]
+    assert max(shapes) == max(map(len, answers)) + 1
+
+
+def test_other_tokens_that_are_drawn_stand_for_all(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = audit.public[:4]
+    rows = [audit.table[prompt.ids] for prompt in prompts]
+    batch = inverter.batch_of(prompts, rows, 1.0)
+    torch.manual_seed(1)
+    longest = max(map(len, rows))
+    network = inverter.InverterNetwork(rows[0].shape[1], audit.table, longest)
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        whole = float(inverter.loss_of(network, batch, rng))
+        monkeypatch.setattr(inverter, "_SAMPLED", len(audit.table) // 6)
+        drawn = [float(inverter.loss_of(network, batch, rng)) for _ in range(50)]
+    assert np.std(drawn) > 0
+    assert np.mean(drawn) == pytest.approx(whole, rel=0.02)
+
+
 def test_rows_that_are_no_states_are_not_searched(audit: Audit) -> None:
     left_out = audited(audit, "noise:2", "hidden-search").left_out
     assert left_out == {"hidden-search": "the rows are no hidden states of a layer"}

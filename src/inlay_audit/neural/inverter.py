@@ -20,6 +20,8 @@ _SENDS = 4
 """Times that public text is sent to learn from, where the transform has new randomness."""
 _HELD_OUT = 0.1
 _IGNORED = -100
+_SAMPLED = 4096
+"""Tokens that a step tells apart from those of the public text, in a larger vocabulary."""
 
 
 class Batch(NamedTuple):
@@ -65,17 +67,32 @@ class InverterNetwork(nn.Module):
         found: Tensor = self.leave(mixed) + self.alone(rows)
         return found
 
-    def logits(self, found: Tensor) -> Tensor:
-        """Logits (n, vocabulary) of (n, h) rows that `forward` gave."""
-        logits: Tensor = self.sharpness * (found @ self.points.T + self.bias)
+    def logits(self, found: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Logits (n, vocabulary) of (n, h) rows that `forward` gave, or those of some tokens."""
+        points, bias = self.points, self.bias
+        if tokens is not None:
+            points, bias = points[tokens], bias[tokens]
+        logits: Tensor = self.sharpness * (found @ points.T + bias)
         return logits
 
 
-def loss_of(network: InverterNetwork, batch: Batch) -> Tensor:
-    """Mean cross entropy of the user's tokens, in nats."""
+def loss_of(network: InverterNetwork, batch: Batch, rng: np.random.Generator) -> Tensor:
+    """Mean cross entropy of the user's tokens, in nats.
+
+    Of a large vocabulary `_SAMPLED` other tokens stand for all others, each for as many as they
+    are (sampled softmax, as in Jean and others, arXiv 1412.2007).
+    """
     mine = batch.ids != _IGNORED
-    logits = network.logits(network(batch.rows, batch.mask)[mine])
-    return nn.functional.cross_entropy(logits, batch.ids[mine])
+    found, wanted = network(batch.rows, batch.mask)[mine], batch.ids[mine]
+    vocabulary = len(network.points)
+    own, places = torch.unique(wanted, return_inverse=True)
+    if vocabulary <= 4 * _SAMPLED:
+        return nn.functional.cross_entropy(network.logits(found), wanted)
+    drawn = np.setdiff1d(rng.integers(vocabulary, size=_SAMPLED), own.numpy())
+    logits = network.logits(found, torch.cat([own, torch.from_numpy(drawn)]))
+    more = float(np.log((vocabulary - len(own)) / len(drawn)))
+    weights = torch.cat([torch.zeros(len(own)), torch.full((len(drawn),), more)])
+    return nn.functional.cross_entropy(logits + weights, places)
 
 
 def batch_of(prompts: Sequence[AuditPrompt], rows: Sequence[Floats], scale: float) -> Batch:
@@ -131,12 +148,13 @@ class Inverter:
                 [public[index] for index in chosen], [rows[index] for index in chosen], self._scale
             )
             optimiser.zero_grad()
-            torch.autograd.backward(loss_of(network, batch))
+            torch.autograd.backward(loss_of(network, batch, rng))
             optimiser.step()
             rates.step()
             if step % 50 == 0:
                 with torch.no_grad():
-                    loss = float(loss_of(network, check))
+                    # The same others each time, so that losses compare.
+                    loss = float(loss_of(network, check, np.random.default_rng(1)))
                 if loss < best:
                     best = loss
                     kept = {name: each.clone() for name, each in network.state_dict().items()}

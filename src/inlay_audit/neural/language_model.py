@@ -21,6 +21,13 @@ from inlay_audit.prompts import AuditPrompt, Floats, Rng
 _ROWS_AT_A_TIME = 2048
 """Rows that one forward pass computes at most, padding included."""
 
+_COMPARED = 8
+"""Prompts whose distributions are held at once."""
+
+
+class _Enough(Exception):
+    """The layer that was sought has been computed."""
+
 
 class LanguageModel:
     """A causal language model of transformers, in float32.
@@ -116,12 +123,50 @@ class LanguageModel:
                 )
                 for index in chunk
             ]
-            rows, mask = padded(whole)
-            logits = self.module(inputs_embeds=rows, attention_mask=mask).logits
+            # The head is computed at the answers alone, which end together.
+            rows, mask = padded(whole, left=True)
+            places = (mask.cumsum(dim=1) - 1).clamp(min=0)
+            longest = max(len(answers[index]) for index in chunk) + 1
+            logits = self.module(
+                inputs_embeds=rows,
+                attention_mask=mask,
+                position_ids=places,
+                logits_to_keep=longest,
+            ).logits
             for place, index in enumerate(chunk):
-                first = len(prompts[index]) - 1
-                said = logits[place, first : first + len(answers[index]) + 1]
+                said = logits[place, longest - len(answers[index]) - 1 :]
                 yield index, said.log_softmax(dim=-1)
+
+    @torch.inference_mode()
+    def states_of(self, layer: int, **inputs: Any) -> Tensor:
+        """States (b, n, h) that a layer gives, counted from 0.
+
+        Neither later layers nor the head are computed, where the model has its layers in a list.
+
+        Args:
+            layer: that is sought.
+            inputs: of the model.
+        """
+        layers = getattr(self.module.base_model, "layers", ())
+        if layer >= len(layers) - 1:
+            # Behind the last layer stands the norm.
+            whole = self.module(**inputs, output_hidden_states=True, logits_to_keep=1)
+            last: Tensor = whole.hidden_states[1 + layer]
+            return last
+        found: list[Tensor] = []
+
+        def stop(module: object, given: object, output: Any) -> None:
+            found.append(output[0] if isinstance(output, tuple) else output)
+            raise _Enough
+
+        hook = layers[layer].register_forward_hook(stop)
+        try:
+            self.module.base_model(**inputs)
+        except _Enough:
+            pass
+        finally:
+            hook.remove()
+        return found[0]
 
     @torch.inference_mode()
     def hidden_states(self, prompts: Sequence[Floats]) -> Iterator[tuple[int, list[Floats]]]:
@@ -230,9 +275,12 @@ class ModelAnswers:
         """
         if self._clean is None:
             self._clean = self._model.answers(own, self._most)
-        wanted = dict(self._model.log_probabilities(own, self._clean))
         found = []
-        for index, said in self._model.log_probabilities(rows, self._clean):
-            truth = wanted[index]
-            found.append((truth.exp() * (truth - said)).sum(dim=-1).numpy())
+        # A few prompts at a time: distributions over a large vocabulary are megabytes each.
+        for start in range(0, len(rows), _COMPARED):
+            some = slice(start, start + _COMPARED)
+            wanted = dict(self._model.log_probabilities(own[some], self._clean[some]))
+            for index, said in self._model.log_probabilities(rows[some], self._clean[some]):
+                truth = wanted[index]
+                found.append((truth.exp() * (truth - said)).sum(dim=-1).numpy())
         return float(np.concatenate(found).mean())

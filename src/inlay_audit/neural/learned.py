@@ -121,10 +121,10 @@ class Learned:
                     torch.randn(batch.rows.shape),
                 )
                 theirs.zero_grad()
-                read = loss_of(inverter, batch._replace(rows=moved.detach() / scale))
+                read = loss_of(inverter, batch._replace(rows=moved.detach() / scale), rng)
                 torch.autograd.backward(read)
                 theirs.step()
-                missed = loss_of(inverter, batch._replace(rows=moved / scale))
+                missed = loss_of(inverter, batch._replace(rows=moved / scale), rng)
                 kept = self._divergence(prompts, moved, [answers[index] for index in chosen])
                 mine.zero_grad()
                 torch.autograd.backward(kept + self._weight * (aim - missed).clamp(min=0))

@@ -7,18 +7,21 @@ found position by position.
 
 import copy
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent, with_template
 from inlay_audit.attackers.pairs import Emission
 from inlay_audit.prompts import Floats, Ids
 
-_CANDIDATES = 64
-"""Tokens that are tried first, the likeliest by pairs."""
+_TRIED = (64, 256, 1024, 4096)
+"""Tokens that are tried for a state, the likeliest by pairs: so many, then up to the next number.
+The last takes seconds a state; no further token is tried."""
 _AT_A_TIME = 512
 _PROBED = 8
 """Public prompts that tell which layer's states were sent."""
@@ -51,7 +54,7 @@ class HiddenSearch:
             raise NotApplicableError("the rows are no hidden states of a layer")
         largest = max(_distances(states[i][self._layer], rows).max() for i, rows in enumerate(sent))
         self._near = max(2 * float(largest), 1e-3)
-        self._model = model.module
+        self._model = model
         self._vocabulary = len(known.table)
         self._emission = Emission.of(known)
         self._template = known.template
@@ -62,21 +65,27 @@ class HiddenSearch:
         before = torch.from_numpy(self._template.before)[None]
         found = []
         for rows in sent.rows:
-            cache = self._model(input_ids=before, logits_to_keep=1).past_key_values
+            cache = DynamicCache(config=self._model.module.config.get_text_config())
+            self._model.states_of(self._layer, input_ids=before, past_key_values=cache)
             first, stop = len(self._template.before), len(rows) - len(self._template.after)
-            likeliest = self._emission.likeliest(rows, _CANDIDATES)[0]
+            # A small vocabulary is tried whole.
+            ids_of, likely = self._emission.likeliest(rows, min(_TRIED[-1], self._vocabulary))
+            order = np.argsort(-likely, axis=1, kind="stable")
+            likeliest = np.take_along_axis(ids_of, order, axis=1)
             ids = np.zeros(len(rows), np.int64)
             for place in range(first, max(stop, first)):
                 wanted = torch.from_numpy(rows[place])
-                tokens = torch.from_numpy(likeliest[place])
-                token, error, after = self._nearest(cache, tokens, wanted)
-                for start in range(0, self._vocabulary, _AT_A_TIME):
+                token, error, after = 0, np.inf, cache
+                for start, stop_at in pairwise((0, *_TRIED)):
+                    for first_of in range(start, min(stop_at, len(likeliest[place])), _AT_A_TIME):
+                        some = likeliest[place][first_of : min(first_of + _AT_A_TIME, stop_at)]
+                        other, distance, beside = self._nearest(
+                            cache, torch.from_numpy(some), wanted
+                        )
+                        if distance < error:
+                            token, error, after = other, distance, beside
                     if error <= self._near:
                         break
-                    tokens = torch.arange(start, min(start + _AT_A_TIME, self._vocabulary))
-                    other, distance, beside = self._nearest(cache, tokens, wanted)
-                    if distance < error:
-                        token, error, after = other, distance, beside
                 ids[place], cache = token, after
             found.append(with_template(ids, self._template))
         return found
@@ -85,12 +94,9 @@ class HiddenSearch:
         """The best of some tokens after a prefix, its distance, and the prefix with it."""
         tried = copy.deepcopy(cache)
         tried.batch_repeat_interleave(len(tokens))
-        states = self._model(
-            input_ids=tokens[:, None],
-            past_key_values=tried,
-            output_hidden_states=True,
-            logits_to_keep=1,
-        ).hidden_states[1 + self._layer][:, -1]
+        states = self._model.states_of(
+            self._layer, input_ids=tokens[:, None], past_key_values=tried
+        )[:, -1]
         errors = (states - wanted).norm(dim=1) / wanted.norm().clamp(min=1e-9)
         best = int(errors.argmin())
         tried.batch_select_indices(torch.tensor([best]))
