@@ -39,6 +39,8 @@ def check_model(engine: EngineSettings) -> None:
     for _, source in parts("models"):
         if source.check(engine, directory):
             return
+    if directory is None and ":" in engine.model and (why := _gguf_refused(engine)):
+        raise InvalidRequestError(why, param="model")
     if directory is not None:
         other = _gguf_refused(engine) if is_gguf(directory) else _other_format(directory)
         if other is not None:

@@ -14,7 +14,7 @@ from inlay.client.uploader import Uploader
 from inlay.media.spec import Detail
 from inlay.render import Renderer
 from inlay.tensors import ModelDType, TensorFormat
-from inlay.tensors.hub import asking_hub, local_directory
+from inlay.tensors.hub import asking_hub, gguf_on_hub, local_directory
 from inlay.tensors.table import EmbeddingTable
 from inlay.tensors.weight_files import WHOLE, find_weights
 
@@ -35,6 +35,8 @@ def model_directory(model: str | Path, revision: str | None = None) -> Path:
     if local is not None:
         return local
     name = str(model)
+    if (gguf := gguf_on_hub(name, revision)) is not None:
+        return gguf
     with asking_hub(name):
         fetched = snapshot_download(name, revision=revision, allow_patterns=_SMALL_FILES)
         for file in _table_files(Path(fetched), name, revision):

@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 
 from inlay.tensors.checkpoint import config_of, stored_tensors
 from inlay.tensors.gguf import types_in
-from inlay.tensors.hub import asking_hub, local_directory
+from inlay.tensors.hub import asking_hub, gguf_on_hub, local_directory
 from inlay.tensors.table import spread
 from inlay.tensors.tidy_directory import tidied
 
@@ -36,7 +36,8 @@ def directory_of(model: str, revision: str | None, files: Sequence[str] = _FILES
     What is here is returned as it is; a hub name gives its snapshot (cache only under
     `HF_HUB_OFFLINE`).
 
-    Only `files` (names or patterns) of a snapshot are fetched.
+    Only `files` (names or patterns) of a snapshot are fetched; of `owner/model:Q4_K_M` that GGUF
+    file.
 
     Raises:
         InvalidRequestError: neither a directory nor an available hub model.
@@ -45,6 +46,8 @@ def directory_of(model: str, revision: str | None, files: Sequence[str] = _FILES
     if local is not None:
         # Parts of a file are found by its name, which a link to the hub's cache leads away from.
         return local.resolve() if local.is_dir() else local.absolute()
+    if (file := gguf_on_hub(model, revision)) is not None:
+        return file
     with asking_hub(model):
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(files)))
 

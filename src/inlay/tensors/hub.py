@@ -1,7 +1,9 @@
 """Models named by a directory or by a name on the hub, and errors of the hub in plain words."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from huggingface_hub.errors import (
@@ -14,9 +16,10 @@ from huggingface_hub.errors import (
 )
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.gguf import is_gguf, models_in
+from inlay.tensors.gguf import SUFFIX, is_gguf, models_in
 from inlay.tensors.weight_files import find_pickled, find_weights
 
+_FORM = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NAMED = 8
 """Files that a message names."""
 
@@ -35,11 +38,57 @@ def local_directory(model: str | Path) -> Path | None:
         return _gguf_in(path) or path
     if is_gguf(path):
         return path
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+    written_as_path = path.is_absolute() or name.startswith((".", "~")) or name.endswith(SUFFIX)
+    if written_as_path or name.count("/") != 1:
         raise InvalidRequestError(
-            f"{name!r} is not a directory, nor a name on the hub (owner/model)", param="model"
+            f"{name!r} is not a directory, nor a name on the hub (owner/model)"
+            f"{', nor a file' if name.endswith(SUFFIX) else ''}",
+            param="model",
         )
     return None
+
+
+def gguf_on_hub(model: str, revision: str | None) -> Path | None:
+    """The GGUF file that `owner/model:Q4_K_M` names, fetched, or found in the hub's cache.
+
+    None for a name without a colon. What stands behind it is the end of the file's name, in any
+    case; of a model in parts, all are fetched.
+
+    Raises:
+        InvalidRequestError: the hub does not give it, or has no such file, or several.
+    """
+    name, colon, form = model.partition(":")
+    if not colon:
+        return None
+    if not _FORM.fullmatch(form):
+        raise InvalidRequestError(
+            f"{model!r}: what stands behind the colon is the end of a GGUF file's name, as Q4_K_M",
+            param="model",
+        )
+    # Imported late: every command imports this module, and the hub's client is slow to import.
+    from huggingface_hub import snapshot_download
+
+    ends = [f"*{case}{part}{SUFFIX}" for case in _cases(form) for part in ("", "-?????-of-?????")]
+    with asking_hub(name):
+        snapshot = Path(snapshot_download(name, revision=revision, allow_patterns=ends))
+    found = sorted(
+        file
+        for folder in (snapshot, *snapshot.glob("*/"))
+        for file in models_in(folder)
+        if any(fnmatchcase(file.name, end) for end in ends)
+    )
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found[:_NAMED])
+        raise InvalidRequestError(
+            f"model {name!r} has {len(found)} GGUF files whose names end in {form}"
+            f"{': ' if names else ''}{names}; expected one",
+            param="model",
+        )
+    return found[0]
+
+
+def _cases(form: str) -> list[str]:
+    return [*dict.fromkeys((form, form.upper(), form.lower()))]
 
 
 def _gguf_in(directory: Path) -> Path | None:
