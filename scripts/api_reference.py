@@ -22,8 +22,8 @@ _INTRODUCTION = """\
 
     curl http://127.0.0.1:8000/openapi.json     # the same, for programs; /docs is a page to try them
 
-Made from the types that the server parses requests with, by `make reference`. What differs from
-OpenAI and vLLM is in the [API](api.md). "key": needs one where the server has keys.
+Made from the types that the server parses requests with, by `make reference`. Rules are in
+[HTTP API](api.md), differences from vLLM in [Coming from vLLM](from-vllm.md). "key": needs one where the server has keys.
 """
 
 

@@ -1,4 +1,4 @@
-"""Snippets of the documentation run, and paths that it names exist."""
+"""Pages: snippets and commands run, paths and messages are there, and sizes have bounds."""
 
 import ast
 import importlib
@@ -29,7 +29,7 @@ MOST_WORDS = {
     "README.md": 700,
     "CONTRIBUTING.md": 750,
     "docs/README.md": 400,
-    "docs/api.md": 6500,
+    "docs/api.md": 5800,
     "docs/engines.md": 4300,
     "docs/operations.md": 7500,
 }
@@ -63,11 +63,11 @@ def test_every_snippet_of_a_page_runs_in_order_against_the_demo(
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_path_a_page_names_exists(page: Path) -> None:
-    named = re.findall(
+    paths = re.findall(
         r"`((?:docs|src|tests|benchmarks|scripts|examples)/[\w./-]+)`",
         page.read_text(encoding="utf-8"),
     )
-    missing = [path for path in named if not (ROOT / path).exists()]
+    missing = [path for path in paths if not (ROOT / path).exists()]
     assert not missing
 
 
@@ -141,6 +141,9 @@ def test_every_flag_of_a_command_in_the_text_is_one_it_has(page: Path) -> None:
         assert {name.removeprefix("no-") for name in named_here} <= has, line
 
 
+OF_THE_SYSTEM = "Address already in use"
+
+
 @cache
 def _messages() -> list[str]:
     """Every text of the source, a format's values left out."""
@@ -161,7 +164,7 @@ def test_a_first_hour_shows_a_right_answer_and_three_errors_that_the_code_has(pa
     errors = re.findall(r"^\| (?:\d+, )?`([^`]+)` \| ", text, re.M)
     assert len(errors) >= 3
     missing = [error for error in errors if not any(error in one for one in _messages())]
-    assert missing == ["Address already in use"] * ("serve" in page.name)
+    assert set(missing) <= {OF_THE_SYSTEM}
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=named)

@@ -29,7 +29,7 @@ from tests.live import fleet
 from tests.payloads import error, post
 from tests.vllm_requests import PAIRS, known
 
-DOCS = Path("docs/api.md").read_text(encoding="utf-8")
+DOCS = Path("docs/from-vllm.md").read_text(encoding="utf-8")
 
 CHANGE_NOTHING = {
     *("metadata", "prediction", "safety_identifier", "service_tier", "store", "verbosity"),

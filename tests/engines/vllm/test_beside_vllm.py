@@ -21,7 +21,7 @@ from tests.equality.reference import rows_of, tokenizer_of
 from tests.models import THINK
 from tests.serving import serving
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "api.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "from-vllm.md"
 
 DIFFERENCES: dict[str, tuple[str, ...]] = {
     "errors": ("* | error.type: value", "* | error.code: type", "* | error.param: *"),
