@@ -16,7 +16,7 @@ EXTENSIONS = ("inlay_audit", "inlay_batches", "inlay_stages", "inlay_tools")
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
 BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "slots", "build"}
 BASE |= {"pooling", "watched"}
-MESSAGES = {"request", "card", "commands", "fields", "limits", "outputs", "refusals"}
+MESSAGES = {"request", "card", "commands", "fields", "limits", "outputs", "priority", "refusals"}
 MESSAGES |= {"resuming", "routing"}
 SHARED = BASE | MESSAGES
 OF_ROOMS = (["base"], ["messages"])
@@ -49,6 +49,7 @@ MAY_IMPORT = {
     "outputs": BASE | {"request"},
     "fields": {"errors"},
     "limits": {"errors"},
+    "priority": set[str](),
     "refusals": BASE | {"request", "card", "fields"},
     "resuming": BASE | {"request", "card"},
     "routing": BASE | {"request", "card"},

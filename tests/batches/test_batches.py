@@ -122,6 +122,20 @@ def test_chats_and_responses_are_answered_too(client: openai.OpenAI) -> None:
         assert found["a"]["response"]["status_code"] == 200
 
 
+def test_a_flex_request_is_background_work_and_its_answer_says_so(client: openai.OpenAI) -> None:
+    said: Any = [{"role": "user", "content": "one"}]
+    chat = client.chat.completions.create(
+        model="tiny", messages=said, max_tokens=2, service_tier="flex"
+    )
+    assert chat.service_tier == "flex"
+    response = client.responses.create(
+        model="tiny", input="one", max_output_tokens=2, service_tier="flex"
+    )
+    assert response.service_tier == "flex"
+    usual = client.responses.create(model="tiny", input="one", max_output_tokens=2)
+    assert usual.service_tier == "default"
+
+
 def test_a_line_without_a_seed_has_one_of_its_own(client: openai.OpenAI) -> None:
     body = {**COMPLETION, "seed": None}
     data = b"".join(line(f"a{index}", "/v1/completions", body) for index in range(4))

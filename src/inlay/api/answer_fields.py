@@ -354,6 +354,7 @@ ANSWER_FIELDS: Mapping[str, tuple[str, Any]] = {
         "the answer to the worker's own request differs from its first one by 0.4",
     ),
     "Status.status": ("`live` or `ready`.", "ready"),
+    "Response.service_tier": ('"flex" where the request said so, else "default".', "flex"),
     "version": ("version of inlay.", "0.2.0"),
     # of files and batches
     "FileObject.id": ("", "file-5d0f"),

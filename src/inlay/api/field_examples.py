@@ -101,7 +101,7 @@ FIELD_EXAMPLES: Mapping[str, Any] = {
     "safety_identifier": "somebody",
     "metadata": {"ticket": "17"},
     "cache_control": {"type": "ephemeral"},
-    "service_tier": "auto",
+    "service_tier": "flex",
     "truncation": "disabled",
     # adapters
     "lora_name": "my-adapter",

@@ -7,11 +7,9 @@ from itertools import count
 
 from inlay.base.errors import EngineError
 from inlay.engine.api import Engine
+from inlay.messages.priority import FIRST
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Emit, Output, Pooling, Request, Sampling, Task
-
-FIRST = -(2**31) - 1
-"""A priority before every client's."""
 
 _ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0)
 

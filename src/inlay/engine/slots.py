@@ -24,7 +24,7 @@ from typing import Protocol
 
 from inlay.base.fair_queue import FairQueue
 from inlay.engine.fairness import PROTECTED_TOKENS, Pages, excess, shares_of_places
-from inlay.engine.probe import FIRST
+from inlay.messages.priority import FIRST
 from inlay.messages.request import Request
 
 PROBES = 1

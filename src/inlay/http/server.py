@@ -46,6 +46,7 @@ from inlay.http.tasks import check_task
 from inlay.media.fetch import Fetcher
 from inlay.messages.card import ModelCard
 from inlay.messages.digest import Secret
+from inlay.messages.priority import BACKGROUND
 from inlay.messages.prompt import Prompt
 from inlay.messages.request import Input, Params, Request, Task
 from inlay.render.renderer import Renderers
@@ -388,7 +389,7 @@ class Call:
             adapter=adapter,
             salt=self.caller.tenant.salted(cache_salt),
             deadline=self.remaining,
-            priority=priority or 0,
+            priority=BACKGROUND if self.background else priority or 0,
             trace=None if self.span is None else self.span.traceparent,
             client=None if client is None else client.name,
             inputs=inputs,

@@ -39,6 +39,7 @@ class Ask(NamedTuple):
         media: rows of each item of the prompt that may be encoded elsewhere, by its digest.
         salt: of the request.
         holder: card of a worker that has the pages of the attempt before, or None.
+        yields: background: it has no share of a full worker.
     """
 
     length: int
@@ -54,6 +55,7 @@ class Ask(NamedTuple):
     media: Mapping[bytes, int] = MappingProxyType({})
     salt: str | None = None
     holder: ModelCard | None = None
+    yields: bool = False
 
 
 class Part(NamedTuple):
@@ -195,7 +197,7 @@ def with_room(view: Snapshot, ask: Ask, seats: Positions) -> Positions:
         prefill = view.prefill[seats]
         seats = seats[(prefill == 0) | (prefill + ask.length <= view.queueable[seats])]
     free = seats[view.requests[seats] < view.capacity[seats]]
-    if len(free) == len(seats) or _suffice(view, free):
+    if len(free) == len(seats) or ask.yields or _suffice(view, free):
         return free
     found: Positions = np.union1d(free, _within_share(view, ask, seats))
     return found

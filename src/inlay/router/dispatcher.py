@@ -9,10 +9,12 @@ from typing import NamedTuple, TypeAlias
 from inlay.base.errors import InlayError, OverloadedError
 from inlay.messages.card import ModelCard
 from inlay.messages.digest import Secret
+from inlay.messages.priority import BACKGROUND
 from inlay.messages.prompt import Media, Prompt
 from inlay.messages.request import Diffusion, Request, Task
 from inlay.messages.routing import routing_chain
 from inlay.router.admission_queue import AdmissionQueue, Ticket
+from inlay.router.background import SECONDS
 from inlay.router.decide import Ask, Refuse, Wait, decide
 from inlay.router.fleet import Fleet
 from inlay.router.handover import is_divisible
@@ -84,6 +86,7 @@ class Dispatcher:
         self._marked = False
         self._freed: dict[str | None, None] = {}
         self._watching: asyncio.Task[None] | None = None
+        self._later: asyncio.TimerHandle | None = None
 
     async def submit(
         self,
@@ -108,7 +111,7 @@ class Dispatcher:
         if self._marked:
             self._run()
         started = None
-        if not (self.waiting.num_requests and self.waiting.waits(self._line(order), first.client)):
+        if not (self.waiting.num_requests and self._waits_before(order)):
             started = self._place(order)
         if started is None:
             started = await self._wait(order, admitted=admitted)
@@ -154,8 +157,18 @@ class Dispatcher:
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
 
     # Waiting.
+
+    def _waits_before(self, order: Order) -> bool:
+        """True if a request has to wait: its client's others do, or any do and it is background."""
+        line, first = self._line(order), order.requests[0]
+        if first.priority >= BACKGROUND:
+            return line in self.waiting.requests_in
+        return self.waiting.waits(line, first.client)
 
     def _line(self, order: Order) -> Line:
         first = order.requests[0]
@@ -293,6 +306,8 @@ class Dispatcher:
         self._placing = True
         try:
             pool = self._fleet.of(order.pool)
+            if not self._may_run(pool, order):
+                return None
             ask = self._ask(pool, order)
             while True:
                 decision = decide(pool.view(), ask)
@@ -307,6 +322,21 @@ class Dispatcher:
                     self._fleet.look_again()
         finally:
             self._placing = False
+
+    def _may_run(self, pool: Pool, order: Order) -> bool:
+        """False for background requests that the pool does not run beside others now."""
+        if order.requests[0].priority < BACKGROUND or order.only is not None:
+            return True
+        if pool.background.admits(len(order.requests), pool.num_slots):
+            return True
+        if self._later is None:
+            self._later = asyncio.get_running_loop().call_later(SECONDS, self._look_again)
+        return False
+
+    def _look_again(self) -> None:
+        """Note that the window of background requests may be wider, by time alone."""
+        self._later = None
+        self.mark()
 
     def _ask(self, pool: Pool, order: Order) -> Ask:
         first, card = order.requests[0], pool.card
@@ -331,6 +361,7 @@ class Dispatcher:
             _media(first.prompt) if pool.encoders and first.task is Task.GENERATE else {},
             first.salt,
             order.holder,
+            first.priority >= BACKGROUND,
         )
 
     # Block keys.

@@ -18,6 +18,7 @@ from inlay.base.errors import (
 )
 from inlay.messages.card import ModelCard
 from inlay.messages.digest import BLOCK_SIZE
+from inlay.messages.priority import BACKGROUND
 from inlay.messages.request import PORTS, Output, Request, Task
 from inlay.router.decide import Ask, Part, Placement
 from inlay.router.fleet import Fleet
@@ -46,11 +47,24 @@ class Booking:
         encoding: by item of its media, the worker that is to encode it, and its rows: these are
             load there until the prompt has been computed, or will not be.
         first_token: called when the first output token comes.
+        background: of the background class; the pool's window counts it, and what others wait.
+        clock: monotonic seconds.
     """
 
     __slots__ = (
-        "_client", "_decode", "_encoding", "_first_token", "_length", "_member", "_new", "_pool",
-        "_prefill", "_released",
+        "_background",
+        "_came",
+        "_client",
+        "_clock",
+        "_decode",
+        "_encoding",
+        "_first_token",
+        "_length",
+        "_member",
+        "_new",
+        "_pool",
+        "_prefill",
+        "_released",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +78,8 @@ class Booking:
         released: Callable[[str | None], None],
         encoding: Sequence[tuple[EncodeWorker, int]] = (),
         first_token: Callable[[], object] | None = None,
+        background: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
         self._member = member
@@ -74,6 +90,10 @@ class Booking:
         self._encoding = encoding
         self._first_token = first_token
         self._decode = self._new = 0
+        self._background = background
+        self._clock = clock
+        self._came = clock()
+        pool.background.began(background=background)
         pool.change(member, requests=1, prefill=prefill, client=client)
         for one, rows in encoding:
             one.pool.change(one.member, requests=1, prefill=rows, client=client)
@@ -89,6 +109,9 @@ class Booking:
         """Count so many new tokens."""
         if self._released is None:
             return
+        if tokens and not self._background:
+            before, self._came = self._came, self._clock()
+            self._pool.background.waited((self._came - before) / tokens, first=not self._decode)
         self._new += tokens
         if not self._decode and self._new:
             self._decode = self._length
@@ -112,6 +135,7 @@ class Booking:
         """Release the load. May be called again."""
         released, self._released = self._released, None
         if released is not None:
+            self._pool.background.ended(background=self._background)
             self._pool.change(
                 self._member,
                 requests=-1,
@@ -362,7 +386,7 @@ class Sender:
         (first,) = self._send(pool, prompt, [first_part(request, card)], ask)
         booking = Booking(
             pool, pool.seated[part.seat], prefill=0, length=ask.length, client=request.client,
-            released=self._released,
+            released=self._released, background=request.priority >= BACKGROUND,
         )  # fmt: skip
         # With a ticket nothing can be fetched before all is computed.
         address = None if card.kv_tickets else card.address
@@ -416,6 +440,7 @@ class Sender:
                     client=request.client, released=self._released,
                     encoding=() if started else part.encoding,
                     first_token=None if part.encoding else measured,
+                    background=request.priority >= BACKGROUND, clock=self._clock,
                 )  # fmt: skip
                 started.append(Started(request, Sent(member.worker, stream, booking)))
         except BaseException:

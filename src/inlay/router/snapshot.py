@@ -16,6 +16,7 @@ from inlay.messages.card import ModelCard
 from inlay.messages.digest import BLOCK_SIZE
 from inlay.messages.request import Task
 from inlay.messages.routing import WorkerLoad
+from inlay.router.background import BackgroundWindow
 from inlay.router.index import Keys, KvIndex
 from inlay.router.member import UNBOUNDED, PoolMember
 from inlay.router.prices import RouterPrice
@@ -173,6 +174,7 @@ class Pool:
         price: of positions that one of them fetches from another.
         last: seat of the last choice.
         encoders: workers that encode media for these.
+        background: bounds the background requests that run beside others.
         differ_in_rows: some accept prompts with rows, and some do not. Where none does, the worker
             itself refuses.
         has_prefill_workers: some are meant for prompts, and take whole requests too.
@@ -189,6 +191,7 @@ class Pool:
         self.members: dict[str, PoolMember] = {}
         self.last = -1
         self.encoders: Encoders = {}
+        self.background = BackgroundWindow(clock)
         self.differ_in_rows = self.has_prefill_workers = False
         self._settings = settings
         self._random = random or Random()
@@ -338,6 +341,11 @@ class Pool:
         if len(self.members) == 1 or self._settings.router_policy != "kv":
             return False
         return bool(np.count_nonzero(self._seats.able(adapter, rows=rows)) > 1)
+
+    @property
+    def num_slots(self) -> int:
+        """Requests that its workers run at a time."""
+        return sum(member.card.limits.max_num_seqs for member in self.seated)
 
     @property
     def num_places(self) -> int:

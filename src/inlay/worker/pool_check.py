@@ -18,9 +18,10 @@ import numpy as np
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.api import Engine
 from inlay.engine.pool_reference import BOUND, Answer, PoolReference, key_of
-from inlay.engine.probe import FIRST, outputs_of, probe_failed
+from inlay.engine.probe import outputs_of, probe_failed
 from inlay.engine.references import references
 from inlay.messages.card import ModelCard, SelfCheck
+from inlay.messages.priority import FIRST
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Output, Request, Sampling, Task
 

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.engine.embed.queue import BatchQueue
+from inlay.messages.priority import BACKGROUND
 
 requests = st.lists(
     st.tuples(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.integers(-1, 1)),
@@ -74,3 +75,15 @@ def test_a_lower_priority_number_goes_first() -> None:
     queue.add("middle", [60] * 2)
     queue.add("sooner", [60] * 4, priority=-1)
     assert "sooner" in {item.request_id for item in queue.next_batch()}
+
+
+def test_a_batch_has_background_prompts_only_where_no_others_wait() -> None:
+    queue = BatchQueue(100)
+    queue.add("work", [5] * 40, priority=BACKGROUND)
+    queue.add("short", [1], priority=BACKGROUND)
+    queue.add("asked", [30] * 4)
+    queue.add("also", [40])
+    seen = [{item.request_id for item in queue.next_batch()} for _ in range(3)]
+    assert "work" not in seen[0] | seen[1]
+    assert "short" not in seen[0] | seen[1]
+    assert seen[2] == {"work", "short"}

@@ -56,6 +56,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             none.
         negative_prompt: text of what the image should not show. Refused where the model takes none.
         output_format: of the image's file; "png" when absent.
+        service_tier: "flex" gives way to all other requests, as batches do; others change nothing.
         best_of: only the value of `n`: all choices are returned.
         echo: only false: the last message is the client's own.
         add_special_tokens: accepted; a chat has the special tokens of its template.
@@ -87,6 +88,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     guidance_scale: float | None = None
     negative_prompt: str | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
+    service_tier: str | None = None
 
     chat_template: Unserved = None
     documents: Unserved = None

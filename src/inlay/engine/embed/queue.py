@@ -4,11 +4,13 @@ A batch holds whole prompts, up to a budget of positions. When several requests 
 goes to the first of them, by priority and then by age, and half to those with the fewest positions
 left: a small request does not wait for thousands of earlier texts, and a large one always
 progresses. The first request, and the smallest of the others, add at least one prompt each, however
-long.
+long. Background requests are in a batch only where no others wait.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from inlay.messages.priority import BACKGROUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,18 @@ class BatchQueue:
         if not self._requests:
             return []
         first = min(self._requests.values(), key=lambda waiting: waiting.order)
+        asked = [
+            waiting
+            for waiting in self._requests.values()
+            if waiting.order[0] < BACKGROUND or first.order[0] >= BACKGROUND
+        ]
         batch: list[Item] = []
-        if len(self._requests) == 1:
+        if len(asked) == 1:
             self._take(first, batch, self._budget, must=True)
         else:
             room = self._budget // 2
             room += self._take(first, batch, self._budget - room, must=True)
-            others = sorted(
-                self._requests.values(), key=lambda waiting: (waiting.positions, waiting.order)
-            )
+            others = sorted(asked, key=lambda waiting: (waiting.positions, waiting.order))
             least = next(waiting for waiting in others if waiting is not first)
             room = self._take(least, batch, room, must=True)
             for waiting in others:

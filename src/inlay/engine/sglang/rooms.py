@@ -12,9 +12,9 @@ from typing import Any
 
 from inlay.base.errors import KV_LOST, InvalidRequestError, OverloadedError
 from inlay.engine.ports import free_port
-from inlay.engine.probe import FIRST
 from inlay.engine.settings import EngineSettings
 from inlay.messages.card import ModelCard
+from inlay.messages.priority import FIRST
 from inlay.messages.request import Request
 
 FAKE_HOST = "2.2.2.2"

@@ -175,7 +175,12 @@ class PreemptionGain:
 
 
 def count_starved_step(sequence: Sequence) -> None:
-    """Count a step in which a sequence wanted to go on and could not; in time it gets its turn."""
+    """Count a step in which a sequence wanted to go on and could not; in time it gets its turn.
+
+    A background sequence gets none.
+    """
+    if sequence.is_background:
+        return
     sequence.starved_steps += 1
     sequence.waited += 1
     if sequence.waited == STARVED:

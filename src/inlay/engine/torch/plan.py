@@ -7,6 +7,9 @@ from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.sequence import Sequence
 from inlay.messages.prompt import Rows
 
+BACKGROUND_EVERY = 4
+"""Steps of which one computes background sequences, while there are others to compute."""
+
 
 class ScheduledChunk:
     """Positions [start, start + count) of a sequence. Equal to itself only.
@@ -73,13 +76,20 @@ class PartialPlan:
         number: unlike that of any other plan of its scheduler.
         left: positions left of the budget.
         resting: adapters that are not in this step.
+        yields: background sequences are not in this step.
         chunks: so far.
     """
 
     number: int
     left: int
     resting: frozenset[str]
+    yields: bool = False
     chunks: dict[Sequence, ScheduledChunk] = field(default_factory=dict)
+
+    @property
+    def partial(self) -> bool:
+        """True if some running sequences may not be in this step."""
+        return self.yields or bool(self.resting)
 
     def add(self, sequence: Sequence, count: int) -> None:
         """Add a chunk of a sequence that has none: its next `count` pending positions."""
@@ -99,7 +109,7 @@ class PartialPlan:
 
     def lacks(self, sequence: Sequence) -> bool:
         """True if `sequence` may be planned, and is neither planned nor preempted for others."""
-        if sequence.planned_in == self.number:
+        if sequence.planned_in == self.number or (self.yields and sequence.is_background):
             return False
         return not self.resting or sequence.request.adapter not in self.resting
 
@@ -110,6 +120,13 @@ def budget(bounds: EngineLimits, running: Collection[Sequence]) -> int:
     if usual is None or any(sequence.atomic for sequence in running):
         return most
     return min(most, usual + len(running))
+
+
+def yields(step: int, running: Iterable[Sequence]) -> bool:
+    """True if a step leaves background sequences out: others go on, and it is not theirs."""
+    if step % BACKGROUND_EVERY == 0:
+        return False
+    return any(one.pending and not one.is_background for one in running)
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.fairness import StepShares, count_starved_step
-from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput, budget
+from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput, budget, yields
 from inlay.engine.torch.prefix_lookup import Hits, PrefixLookup
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
@@ -379,7 +379,8 @@ class Scheduler:
 
     def _plan_without(self, resting: frozenset[str]) -> PartialPlan:
         self._num_plans += 1
-        plan = PartialPlan(self._num_plans, budget(self.bounds, self.running), resting)
+        left, waits = budget(self.bounds, self.running), yields(self._num_plans, self.running)
+        plan = PartialPlan(self._num_plans, left, resting, waits)
         self._schedule_starved(plan)
         self._schedule_decodes(plan)
         self._schedule_prefills(plan)
@@ -405,7 +406,7 @@ class Scheduler:
             if sequence.pending != 1 or sequence.planned_in == plan.number:
                 continue
             start = sequence.num_computed_tokens
-            if plan.resting or start < sequence.prompt_length or not start % self.bounds.page_size:
+            if plan.partial or start < sequence.prompt_length or not start % self.bounds.page_size:
                 if plan.lacks(sequence):
                     self._schedule(plan, sequence, 1)
             elif plan.left:

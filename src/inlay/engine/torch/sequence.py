@@ -17,6 +17,7 @@ from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.needs import Need
 from inlay.engine.torch.prompt_media import PromptMedia, RopePositions
 from inlay.messages.digest import BLOCK_SIZE, Chain
+from inlay.messages.priority import BACKGROUND
 from inlay.messages.prompt import Media, Prompt, Segment, Tokens
 from inlay.messages.request import (
     FinishReason,
@@ -69,6 +70,7 @@ class Sequence:
         protected_until: output length at which its turn ends, as in `inlay.engine.torch.fairness`.
         preemptions: number of preemptions.
         order: (priority, arrival), the scheduling order; unique.
+        is_background: it gives way to all that are not.
         expires: deadline on the clock of `Core.expire`, or None.
         atomic: bounds of segments that must not be split.
         grammar: state of the output in the request's grammar, if any.
@@ -100,6 +102,7 @@ class Sequence:
         "expires",
         "grammar",
         "has_pending_token",
+        "is_background",
         "is_plain",
         "length",
         "looked_up_at",
@@ -178,6 +181,7 @@ class Sequence:
         self.protected_until = 0
         self.preemptions = 0
         self.order = (request.priority, arrival)
+        self.is_background = request.priority >= BACKGROUND
         self.expires = expires
         self.grammar = grammar
         self.adapter = BASE

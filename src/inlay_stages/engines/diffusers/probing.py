@@ -2,7 +2,7 @@
 
 import torch
 
-from inlay.engine.probe import FIRST
+from inlay.messages.priority import FIRST
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Diffusion, Input, Payload, Request, Task
 from inlay_stages.engines.diffusers.facts import Facts

@@ -172,6 +172,7 @@ class ChatShape:
             if scores is None
             else scores.shown(self._renderer, int(self._request.prompt_logprobs or 0)),
             prompt_token_ids=prompt_ids(first) if with_ids else None,
+            service_tier="flex" if self._request.service_tier == "flex" else None,
         )
 
     def _said(self, piece: ChoicePiece) -> _Said:

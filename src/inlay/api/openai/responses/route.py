@@ -147,6 +147,7 @@ def _opening(
         prompt_cache_key=request.prompt_cache_key,
         reasoning=ReasoningOptions(effort),
         safety_identifier=request.safety_identifier,
+        service_tier="flex" if request.service_tier == "flex" else "default",
         temperature=sampling.temperature,
         text=TextOptions(text.format or {"type": "text"}, text.verbosity or "medium"),
         tool_choice=request.tool_choice or "auto",

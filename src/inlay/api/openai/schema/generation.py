@@ -1,12 +1,18 @@
 """Fields that the responses of completions and chat completions share."""
 
+from typing import Literal
+
 import msgspec
 
 
 class WholeResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of every whole response in vLLM 0.32; null where there is no value."""
+    """Fields of every whole response in vLLM 0.32; null where there is no value.
 
-    service_tier: None = None
+    Attributes:
+        service_tier: "flex" where the request said so and gave way to all others.
+    """
+
+    service_tier: Literal["flex"] | None = None
     system_fingerprint: str | None = None
     kv_transfer_params: None = None
     ec_transfer_params: None = None

@@ -82,7 +82,7 @@ class ResponsesRequest(RequestFields, kw_only=True):
         prompt_cache_options: accepted; prefixes are always cached.
         prompt_cache_retention: accepted; prefixes are always cached.
         safety_identifier: returned as it came.
-        service_tier: accepted; there is one.
+        service_tier: "flex" gives way to all other requests, as batches do; others change nothing.
         tool_choice: "none", "auto", "required", `{"type": "function", "name"}`, or `{"type":
             "allowed_tools", "mode", "tools"}`; with `tools` "auto" when absent.
         top_logprobs: alternatives for each token, 0 (when absent) to --max-logprobs; only where
@@ -251,7 +251,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None
     reasoning: ReasoningOptions
     safety_identifier: str | None
-    service_tier: Literal["default"] = "default"
+    service_tier: Literal["default", "flex"] = "default"
     store: Literal[False] = False
     temperature: float
     text: TextOptions

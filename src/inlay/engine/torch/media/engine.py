@@ -11,7 +11,6 @@ from PIL import Image
 from inlay import __version__
 from inlay.base.errors import EngineError, OverloadedError
 from inlay.engine.admission import PromptAdmission
-from inlay.engine.probe import FIRST
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.media.encode_requests import EncodeRequests
 from inlay.engine.torch.media.encoder import MediaEncoder
@@ -20,6 +19,7 @@ from inlay.media.items import Item, audio_item, image_item
 from inlay.media.spec import MediaSpec
 from inlay.messages.card import Limits, ModelCard, Stats
 from inlay.messages.digest import Secret
+from inlay.messages.priority import FIRST
 from inlay.messages.prompt import Buffer, Media
 from inlay.messages.request import Emit, Request, Task
 
