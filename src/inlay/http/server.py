@@ -22,6 +22,7 @@ from inlay.base.pace import lending, mark_background, while_wanted
 from inlay.base.single_flight import Paced
 from inlay.base.slots import Slots
 from inlay.embedding.cache import ResultCache
+from inlay.embedding.joining import Joining
 from inlay.http.asgi import Headers, Receive, Scope, Send
 from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits, RequestMemory, Reservation
 from inlay.http.bodies.connection import Exchange
@@ -99,6 +100,7 @@ class Server:
         fetcher: fetches media by URL.
         exposition: all metrics in Prometheus' text format.
         results: cache of computed embeddings, with those being computed.
+        joining: joins background requests for vectors.
         tracing: makes spans, or None; closed with the server.
         parts: `http.frontend_part.FrontendPart` of extensions, by the extension's name.
     """
@@ -125,6 +127,7 @@ class Server:
         self.metrics = Metrics(lambda: self.budget.used, lambda: self.inflight.count)
         self.engines = EngineMetrics(router.ready)
         self.results = ResultCache(settings.embedding_cache_bytes)
+        self.joining = Joining()
         self.metrics.registry.register(self.engines)
         self.exposition = Paced(self._exposed, PACE)
         self.show_metrics(lambda: worker_metrics(router.ready(), router.unavailable()))

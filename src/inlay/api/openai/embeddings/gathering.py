@@ -193,7 +193,7 @@ class Gathering:
                 for number, name in enumerate(names)
                 if number in {number for _, number in lacking}
             )
-            found = await self._computed([pieces[place] for place in places], asked)
+            found = await self._joined([pieces[place] for place in places], asked)
             return [parts_of(found[places[place]], names[number]) for place, number in lacking]
 
         bundles = await server.results.fetch(keys, compute)
@@ -202,6 +202,18 @@ class Gathering:
             for bundle in bundles[index * len(names) : (index + 1) * len(names)]:
                 whole |= bundle
             out[start + index] = Gathered(piece, whole)
+
+    async def _joined(self, pieces: Sequence[InputPiece], names: tuple[str, ...]) -> list[Bundle]:
+        """As `_computed`; background work is computed together with that of other calls."""
+        call = self._call
+        plain = all(piece.second_from is None and piece.visible is None for piece in pieces)
+        if not (call.background and plain):
+            return await self._computed(pieces, names)
+        key = (self._root, self._task, names, self._named, self._wanted.max_active, call.client)
+        positions = sum(len(piece.prompt) for piece in pieces)
+        return await call.server.joining.results(
+            key, pieces, positions, lambda some: self._computed(some, names)
+        )
 
     async def _computed(self, pieces: Sequence[InputPiece], names: tuple[str, ...]) -> list[Bundle]:
         """Return bundles with the outputs `names` of each piece, which a worker computes."""

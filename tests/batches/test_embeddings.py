@@ -1,0 +1,72 @@
+"""Batches of embeddings: joined for the engine, each line as if asked alone."""
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from inlay.store.settings import BatchSettings
+from tests.batches.test_batches import begin, client_of, ended, line, rows
+from tests.embedding_models import tiny_embedding
+from tests.live import fleet
+
+TEXTS = [f"{word} of the harbour {'at night ' * (n % 5)}" for n, word in enumerate("abcdefgh" * 5)]
+
+
+@pytest.fixture(scope="module")
+def embed_url() -> Iterator[str]:
+    with fleet(tiny_embedding("bert"), task="embed", dtype="float32") as running:
+        yield running.serve(batches=BatchSettings(batch_store="memory"))
+
+
+@pytest.fixture
+def client(embed_url: str) -> openai.OpenAI:
+    return client_of(embed_url)
+
+
+def body_of(index: int, text: str) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "input": [text, text[::-1]] if index % 9 == 0 else text,
+    }
+    return {**body, "encoding_format": "base64"} if index % 4 == 0 else body
+
+
+def test_each_line_is_answered_as_it_would_be_alone(client: openai.OpenAI, embed_url: str) -> None:
+    bodies = {f"t{index}": body_of(index, text) for index, text in enumerate(TEXTS)}
+    data = b"".join(line(id_, "/v1/embeddings", body) for id_, body in bodies.items())
+    batch = ended(client, begin(client, data, "/v1/embeddings"))
+    assert batch.status == "completed"
+    found = rows(client, batch.output_file_id)
+    assert set(found) == set(bodies)
+    for id_, body in bodies.items():
+        answer, expected = (
+            found[id_]["response"]["body"],
+            httpx.post(f"{embed_url}/v1/embeddings", json=body).json(),
+        )
+        assert answer["usage"] == expected["usage"]
+        for got, wanted in zip(answer["data"], expected["data"], strict=True):
+            np.testing.assert_allclose(vector(got), vector(wanted), atol=2e-6)
+
+
+def vector(entry: dict[str, Any]) -> Any:
+    value = entry["embedding"]
+    if isinstance(value, str):
+        return np.frombuffer(base64.b64decode(value), np.float32)
+    return np.array(value, np.float32)
+
+
+def test_a_line_that_is_too_long_fails_alone(client: openai.OpenAI) -> None:
+    data = line("ok", "/v1/embeddings", {"input": "a"})
+    data += line("long", "/v1/embeddings", {"input": "a " * 5000})
+    batch = ended(client, begin(client, data, "/v1/embeddings"))
+    error = rows(client, batch.error_file_id)["long"]
+    assert error["response"]["status_code"] == 400
+    assert error["error"] is None
+    assert set(rows(client, batch.output_file_id)) == {"ok"}
+    assert json.dumps(error)
