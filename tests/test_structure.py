@@ -76,9 +76,9 @@ MAY_IMPORT = {
     "web": set[str](),
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT} - {"stages"} | {"extension"}
-MAY_IMPORT["inlay_batches"] = {*MAY_IMPORT}
-MAY_IMPORT["inlay_stages"] = {*MAY_IMPORT} - {"inlay_batches"}
-MAY_IMPORT["inlay_tools"] = {*MAY_IMPORT} - {"inlay_batches"}
+MAY_IMPORT["inlay_stages"] = {*MAY_IMPORT}
+MAY_IMPORT["inlay_tools"] = {*MAY_IMPORT}
+MAY_IMPORT["inlay_batches"] = {*MAY_IMPORT} - {"inlay_stages"}
 MAY_IMPORT["inlay_audit"] = {"errors", "client", "tensors", "cli", "extension", "inlay_tools"}
 """By room: a module or package of `inlay`, or an extension beside it."""
 OF_ALL = {"__version__", "extras"}

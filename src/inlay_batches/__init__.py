@@ -17,4 +17,5 @@ extension = Extension(
     "batches",
     routes="inlay_batches.api.routes:ROUTES",
     frontend="inlay_batches.service:make",
+    commands="inlay_batches.commands:COMMANDS",
 )

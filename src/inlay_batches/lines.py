@@ -1,5 +1,6 @@
 """Lines of an input file: where they stand, what they ask for, and what becomes of them."""
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from inlay_batches.records import LineProblem, Place, Stop, UsageSum
 from inlay_batches.storage.contents import Contents, Piece
 
 MAX_CUSTOM_ID = 512
+_url = re.compile(r"(/[A-Za-z0-9_.-]{1,64}){1,8}")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -72,6 +74,7 @@ class LineRequest(NamedTuple):
     """Request of a line; `body` is JSON."""
 
     custom_id: str
+    url: str
     body: bytes
 
 
@@ -89,12 +92,12 @@ class LineError(InvalidRequestError):
     """A line that cannot be run; `code` is OpenAI's."""
 
 
-def read_line(line: Line, endpoint: str, max_bytes: int) -> LineRequest:
+def read_line(line: Line, endpoint: str | None, max_bytes: int) -> LineRequest:
     """Return what a line asks for.
 
     Args:
         line: of the input file.
-        endpoint: of its batch.
+        endpoint: of its batch; None where each line has its own.
         max_bytes: of a line, for the error of a longer one.
 
     Raises:
@@ -127,15 +130,19 @@ def read_line(line: Line, endpoint: str, max_bytes: int) -> LineRequest:
             code="invalid_method",
             param="method",
         )
-    if found.url != endpoint:
+    fits = found.url == endpoint
+    if endpoint is None:
+        fits = isinstance(found.url, str) and _url.fullmatch(found.url) is not None
+    if not fits:
+        wanted = "the path of a route" if endpoint is None else f"{endpoint}, as of the batch"
         raise LineError(
-            f"url must be {endpoint}, the endpoint of the batch, got {_shown(found.url)}",
+            f"url must be {wanted}, got {_shown(found.url)}",
             code="url_mismatch",
             param="url",
         )
     if not body.startswith(b"{"):
         raise LineError("body must be an object", code="invalid_request", param="body")
-    return LineRequest(id_, body)
+    return LineRequest(id_, found.url, body)
 
 
 def _shown(value: object) -> str:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.engine.fairness import PROTECTED_TOKENS
-from inlay.engine.probe import FIRST
 from inlay.engine.request_tracker import RequestTracker
 from inlay.engine.slots import EngineSlots
+from inlay.messages.priority import FIRST
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import FinishReason, Output, Request, Sampling
 

@@ -35,7 +35,9 @@ def check_unserved(request: msgspec.Struct) -> None:
 def check_common(call: Call, request: Any) -> None:
     """Check what all requests for engines have: refused fields, `cache_salt`, `priority`.
 
-    A request of `service_tier` "flex" is background work from here on. Raises `InvalidRequestError`.
+    A request of `service_tier` "flex" is background work from here on.
+
+    Raises `InvalidRequestError`.
     """
     check_unserved(request)
     call.background |= getattr(request, "service_tier", None) == "flex"

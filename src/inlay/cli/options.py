@@ -63,7 +63,7 @@ def _descriptions(settings: type[BaseModel]) -> dict[str, str]:
     return found
 
 
-_SHORT = {"output_format": "o"}
+_SHORT = {"output_format": "o", "output_file": "o"}
 """One-letter flags by field, the same in all commands."""
 
 

@@ -9,12 +9,12 @@ from inlay import engine as engines
 from inlay.base.address import KvRoom
 from inlay.base.errors import KV_LOST, EngineError, InvalidRequestError, OverloadedError
 from inlay.cli.serve import _check as check_served
-from inlay.engine.probe import FIRST
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang.request_tracker import SglangRequestTracker
 from inlay.engine.sglang.rooms import FAKE_HOST, checked, words
 from inlay.http.settings import FrontendSettings
 from inlay.messages.card import ModelCard
+from inlay.messages.priority import FIRST
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Output, Request, Sampling
 from tests.router.standing import CARD
