@@ -19,14 +19,13 @@ def simulated(gap: Callable[[int], float], seconds: int) -> list[int]:
     """Sizes of a window, second by second, beside one stream whose gaps background work widens."""
     now = 0.0
     window = BackgroundWindow(lambda: now)
-    window.began(background=False)
     running, sizes = 0, []
     for _ in range(seconds):
-        while window.admits(1, 32):
-            window.began(background=True)
+        while window.admits(1, 1, 32):
+            window.began()
             running += 1
         while running > window.size:
-            window.ended(background=True)
+            window.ended()
             running -= 1
         until = now + 1.0
         while now < until:
@@ -49,13 +48,12 @@ def test_a_window_grows_by_one_while_nobody_waits_longer_and_is_halved_else() ->
 def test_the_time_without_background_work_is_learned_again_when_others_do_more() -> None:
     now = 0.0
     window = BackgroundWindow(lambda: now)
-    window.began(background=False)
 
     def second(gap: float) -> None:
         nonlocal now
         window.waited(gap, first=False)
         now += 1.0
-        window.admits(1, 8)
+        window.admits(1, 1, 8)
 
     for _ in range(3):
         second(0.01)
@@ -71,18 +69,17 @@ def test_the_time_without_background_work_is_learned_again_when_others_do_more()
 def test_an_idle_pool_runs_background_requests_at_its_full_width() -> None:
     now = 0.0
     window = BackgroundWindow(lambda: now)
-    assert window.admits(4, 8)
+    assert window.admits(4, 0, 8)
     for _ in range(8):
-        assert window.admits(1, 8)
-        window.began(background=True)
-    assert not window.admits(1, 8)
-    window.began(background=False)
-    window.ended(background=True)
-    assert not window.admits(1, 8)
-    window.ended(background=False)
-    assert not window.admits(1, 8)
+        assert window.admits(1, 0, 8)
+        window.began()
+    assert not window.admits(1, 0, 8)
+    window.ended()
+    assert not window.admits(1, 1, 8)
+    # Just after the last of the others they still count.
+    assert not window.admits(1, 0, 8)
     now += 1.5
-    assert window.admits(1, 8)
+    assert window.admits(1, 0, 8)
 
 
 async def test_a_background_request_waits_while_any_other_does() -> None:

@@ -32,17 +32,18 @@ class BackgroundWindow:
     Attributes:
         size: background requests that may run beside others.
         running: background requests that run.
-        others: other requests that run.
+        active: there was background work, so what others wait is noted from then on.
     """
 
     __slots__ = (
-        "_clock", "_first", "_firsts", "_gap", "_gaps", "_most", "_since", "_used_at", "others",
+        "_clock", "_first", "_firsts", "_gap", "_gaps", "_most", "_since", "_used_at", "active",
         "running", "size",
     )  # fmt: skip
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.size = 1
-        self.running = self.others = 0
+        self.running = 0
+        self.active = False
         self._clock = clock
         self._since = clock()
         self._used_at = float("-inf")
@@ -52,36 +53,34 @@ class BackgroundWindow:
         self._first: float | None = None
         self._gap: float | None = None
 
-    def admits(self, count: int, places: int) -> bool:
+    def admits(self, count: int, others: int, places: int) -> bool:
         """Return True if so many more may run.
 
         Args:
             count: of them; they run together or not at all.
+            others: requests of this frontend that run and are not background.
             places: requests that the pool can run.
         """
         now = self._clock()
+        self.active = True
         self._change(now, places)
-        idle = not self.others and now - self._used_at >= SECONDS
+        if others:
+            self._used_at = now
+        idle = not others and now - self._used_at >= SECONDS
         return not self.running or self.running + count <= (places if idle else self.size)
 
-    def began(self, *, background: bool) -> None:
-        """Count a request that begins."""
-        if background:
-            self.running += 1
-            self._most = max(self._most, self.running)
-        else:
-            self.others += 1
+    def began(self) -> None:
+        """Count a background request that begins."""
+        self.running += 1
+        self._most = max(self._most, self.running)
 
-    def ended(self, *, background: bool) -> None:
+    def ended(self) -> None:
         """Count one that has ended."""
-        if background:
-            self.running -= 1
-        else:
-            self.others -= 1
-            self._used_at = self._clock()
+        self.running -= 1
 
     def waited(self, seconds: float, *, first: bool) -> None:
         """Note how long another request waited for a token."""
+        self._used_at = self._clock()
         samples = self._firsts if first else self._gaps
         if len(samples) < _SAMPLES:
             samples.append(seconds)

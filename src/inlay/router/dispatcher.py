@@ -327,7 +327,8 @@ class Dispatcher:
         """False for background requests that the pool does not run beside others now."""
         if order.requests[0].priority < BACKGROUND or order.only is not None:
             return True
-        if pool.background.admits(len(order.requests), pool.num_slots):
+        others = pool.num_own - pool.background.running
+        if pool.background.admits(len(order.requests), others, pool.num_slots):
             return True
         if self._later is None:
             self._later = asyncio.get_running_loop().call_later(SECONDS, self._look_again)

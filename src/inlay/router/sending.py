@@ -92,8 +92,11 @@ class Booking:
         self._decode = self._new = 0
         self._background = background
         self._clock = clock
-        self._came = clock()
-        pool.background.began(background=background)
+        self._came = 0.0
+        if background:
+            pool.background.began()
+        elif pool.background.active:
+            self._came = clock()
         pool.change(member, requests=1, prefill=prefill, client=client)
         for one, rows in encoding:
             one.pool.change(one.member, requests=1, prefill=rows, client=client)
@@ -109,9 +112,11 @@ class Booking:
         """Count so many new tokens."""
         if self._released is None:
             return
-        if tokens and not self._background:
+        if tokens and self._pool.background.active and not self._background:
             before, self._came = self._came, self._clock()
-            self._pool.background.waited((self._came - before) / tokens, first=not self._decode)
+            if before:
+                waited = (self._came - before) / tokens
+                self._pool.background.waited(waited, first=not self._decode)
         self._new += tokens
         if not self._decode and self._new:
             self._decode = self._length
@@ -135,7 +140,8 @@ class Booking:
         """Release the load. May be called again."""
         released, self._released = self._released, None
         if released is not None:
-            self._pool.background.ended(background=self._background)
+            if self._background:
+                self._pool.background.ended()
             self._pool.change(
                 self._member,
                 requests=-1,

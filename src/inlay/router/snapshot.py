@@ -343,6 +343,11 @@ class Pool:
         return bool(np.count_nonzero(self._seats.able(adapter, rows=rows)) > 1)
 
     @property
+    def num_own(self) -> int:
+        """Requests of this frontend that its workers have."""
+        return sum(member.own.requests for member in self.seated)
+
+    @property
     def num_slots(self) -> int:
         """Requests that its workers run at a time."""
         return sum(member.card.limits.max_num_seqs for member in self.seated)
