@@ -1,0 +1,116 @@
+"""The storages of files and batches are alike: a batch runs over each of them."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inlay.base.errors import InvalidRequestError, OverloadedError
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.prompts import NatsPrompts
+from inlay.transport.nats.subjects import FILES
+from inlay_batches.storage.api import Storage
+from inlay_batches.storage.directory import DirectoryStorage
+from inlay_batches.storage.memory import MemoryStorage
+from tests.batches.test_runner import Place, check_whole, lines
+from tests.transport.nats_server import NatsServer
+
+Open = Callable[[], Awaitable[Storage]]
+
+
+@pytest.fixture(params=["memory", "directory", "nats"])
+async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
+    """Opens the same storage, as often as asked; memory is one object."""
+    memory = MemoryStorage(1 << 24)
+    members: list[Member] = []
+    folders: list[DirectoryStorage] = []
+    settings: Any = None
+    if request.param == "nats":
+        server: NatsServer = request.getfixturevalue("nats_server")
+        settings = server.settings(secrets.token_hex(8))
+
+    async def open_() -> Storage:
+        if request.param == "memory":
+            return memory
+        if request.param == "directory":
+            folders.append(DirectoryStorage(tmp_path / "store"))
+            return folders[-1]
+        members.append(await Member.join(settings, "frontend"))
+        return await NatsPrompts.open(members[-1], FILES)
+
+    yield open_
+    for folder in folders:
+        folder.close()
+    for member in members:
+        await member.leave()
+
+
+async def test_one_of_several_changes_wins_and_a_late_one_changes_nothing(opened: Open) -> None:
+    one, other = await opened(), await opened()
+    assert await one.find("a.b") == (0, None)
+    won = await asyncio.gather(
+        *(each.swap("a.b", b"%d%d" % (n, id(each)), 0) for n in range(4) for each in (one, other))
+    )
+    assert sum(won) == 1
+    revision, _ = await other.find("a.b")
+    assert await other.swap("a.b", b"new", revision)
+    assert not await one.swap("a.b", b"late", revision)
+    assert not await one.drop("a.b", revision)
+    later, record = await one.find("a.b")
+    assert record == b"new"
+    assert await one.drop("a.b", later)
+    assert (await other.find("a.b"))[1] is None
+    assert not await other.swap("a.b", b"late", later)
+
+
+async def test_records_are_listed_by_owner_and_contents_are_whole_or_gone(opened: Open) -> None:
+    storage = await opened()
+    for key in ("a.x", "a.y", "b.x"):
+        assert await storage.swap(key, key.encode(), 0)
+    assert sorted(key for key, _, _ in await storage.list("a")) == ["a.x", "a.y"]
+    assert sorted(record for _, _, record in await storage.list()) == [b"a.x", b"a.y", b"b.x"]
+    data = secrets.token_bytes(1_300_000)
+    assert await storage.write("0a-file-1", BytesIO(data)) == len(data)
+    again = await opened()
+    found = BytesIO()
+    assert await again.read("0a-file-1", len(data), found)
+    assert found.getvalue() == data
+    assert not await again.read("0a-file-1", len(data) + 1, BytesIO())
+    assert await again.contents() == {"0a-file-1"}
+    assert (await again.size())[0] >= len(data)
+    await again.erase("0a-file-1")
+    await again.erase("0a-file-1")
+    assert not await storage.read("0a-file-1", len(data), BytesIO())
+    assert await storage.contents() == set()
+
+
+async def test_a_batch_goes_from_one_owner_to_the_next(opened: Open) -> None:
+    place = Place(await opened())
+    await place.create(lines(25, [2]))
+    async with place.owned("one", await opened(), turns=20) as (runner, work):
+        running = asyncio.create_task(runner.run())
+        await work.reached(10)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    await place.run("two", await opened())
+    await check_whole(place, 25, [2])
+
+
+async def test_a_full_memory_and_a_foreign_directory_are_refused(tmp_path: Path) -> None:
+    storage = MemoryStorage(100)
+    await storage.write("a", BytesIO(bytes(90)))
+    with pytest.raises(OverloadedError, match="--batch-store-bytes"):
+        await storage.write("b", BytesIO(bytes(20)))
+    await storage.erase("a")
+    await storage.write("b", BytesIO(bytes(20)))
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").chmod(0o755)
+    with pytest.raises(InvalidRequestError, match="may be read by others"):
+        DirectoryStorage(tmp_path / "open")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InvalidRequestError, match="cannot be used"):
+        DirectoryStorage(tmp_path / "file")
