@@ -97,9 +97,9 @@ def batch(port: int, work: int) -> Iterator[list[int]]:
         shown = call(port, "GET", f"/v1/batches/{id_}", b"", js)["request_counts"]
         return shown["completed"]  # type: ignore[index, no-any-return]
 
-    time.sleep(3)
     done = [0]
-    before = completed()
+    while not (before := completed()):  # lines are counted as pieces of them are written
+        time.sleep(0.5)
     try:
         yield done
     finally:
