@@ -1,6 +1,8 @@
 """The NATS servers that the chart sets up, run from its own configuration, and their members."""
 
 import asyncio
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +76,33 @@ def test_a_password_of_any_characters_lets_members_in_and_no_other_does(
         bad = settings(objects, [servers.url()], password_file(tmp_path / "b", password + "x"))
         with pytest.raises(Exception, match="does not let us in"):
             asyncio.run(joins(bad))
+
+
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_a_frontends_pod_looks_at_its_fleet_without_a_word(command: str, tmp_path: Path) -> None:
+    """As the runbooks begin: with what the pod has, and nothing else."""
+    objects = rendered({"fleet": {"name": "blue"}}, tmp_path)
+    files = password_file(tmp_path / "a", PASSWORDS[-1])
+    (frontend,) = [pod for pod in pods(objects) if pod.owner == "Deployment inlay-frontend"]
+    config = tmp_path / "inlay.yaml"
+    config.write_text((frontend.config or "").replace("/etc/inlay/nats", str(files)))
+    with running(objects, tmp_path / "pods", PASSWORDS[-1]) as servers:
+        variables = {
+            **{name: value for name, value in os.environ.items() if "INLAY_" not in name},
+            "INLAY_CONFIG": str(config),
+            "INLAY_NATS": servers.url(),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "inlay.cli", command],
+            env=variables, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+    said = done.stdout + done.stderr
+    if command == "status":
+        assert done.returncode == 0, said
+        assert "no worker in namespace blue" in said
+    else:
+        assert "does not let us in" not in said, said
+        assert re.search(r"nats.*ok|ok.*nats", said, re.IGNORECASE), said
 
 
 @pytest.mark.parametrize("password", ["word", PASSWORDS[-1]])
