@@ -32,7 +32,7 @@ COMMANDS = (
         summary="Make safetensors of a model's weights: pytorch_model.bin, .pt, .pth, GGUF.",
         details="Pickled files are read as data and never unpickled, tensor by tensor; all tensors "
         "and all other files stay as they are, in every folder of the model. GGUF of a causal "
-        "language model is dequantised by transformers. Nothing is overwritten.",
+        "language model is dequantised. Nothing is overwritten.",
         module="inlay_tools.convert_model",
         settings=ConvertModelSettings,
         positional=("source",),

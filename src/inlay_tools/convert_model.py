@@ -13,7 +13,7 @@ from inlay.cli.command import UsageError
 from inlay.cli.process import Console
 from inlay.tensors.checkpoint import stored_tensors
 from inlay.tensors.converting import Converted, convert_directory, convert_file, made_aside
-from inlay.tensors.gguf import SUFFIX, GgufFile
+from inlay.tensors.gguf import SUFFIX, GgufFile, models_in
 from inlay.tensors.weight_files import PICKLED, find_pickled, weight_files
 from inlay_tools.settings import ConvertModelSettings
 
@@ -58,7 +58,7 @@ def _gguf_of(source: Path) -> Path | None:
     """Return the GGUF file that is meant; None where it is another format."""
     if source.is_file():
         return source if source.suffix == SUFFIX else None
-    files = sorted(source.glob(f"*{SUFFIX}"))
+    files = models_in(source)
     if not files or (source / "config.json").is_file() or find_pickled(source) is not None:
         return None
     if len(files) > 1:
@@ -73,7 +73,7 @@ def _convert_gguf(file: Path, settings: ConvertModelSettings) -> Converted:
         raise InvalidRequestError(f"{output} is there already, and nothing is overwritten")
     GgufFile.open(file)
     if find_spec("torch") is None:
-        raise InvalidRequestError(f"GGUF is converted by transformers: {extras.install('torch')}")
+        raise InvalidRequestError(f"GGUF is converted by torch: {extras.install('torch')}")
     from inlay.engine.torch.weights.from_gguf import convert
 
     with made_aside(output.parent) as made:

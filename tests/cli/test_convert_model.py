@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,7 +17,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    LlamaConfig,
     LlamaForCausalLM,
 )
 
@@ -30,8 +28,8 @@ from inlay.engine.settings import EngineSettings
 from inlay.tensors.weight_files import weight_files
 from tests import adapters
 from tests.embedding_models import tiny_embedding, tiny_scoring
+from tests.gguf_models import gguf_of
 from tests.models import make, tiny
-from tests.serving import serving
 from tests.tensors.gguf_files import gguf_bytes
 from tests.vision_models import vision
 
@@ -218,78 +216,23 @@ def test_the_form_before_torch_1_6_is_refused_with_a_command_that_writes_it_anew
     assert same(contents(directory), contents(tiny("llama")))
 
 
-def gguf_of(directory: Path, file: Path) -> LlamaForCausalLM:
-    """Write a small Llama as llama.cpp's converter does, and return what it is."""
-    import gguf
-
-    config = LlamaConfig(
-        vocab_size=len(AutoTokenizer.from_pretrained(tiny("llama"))),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(1)
-    model = LlamaForCausalLM(config)
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(128)
-    writer.add_embedding_length(32)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(1)
-    writer.add_rope_dimension_count(16)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    words = json.loads((directory / "tokenizer.json").read_text())
-    vocabulary = AutoTokenizer.from_pretrained(directory).get_vocab()
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(sorted(vocabulary, key=lambda word: vocabulary[word]))
-    writer.add_token_types([gguf.TokenType.NORMAL] * len(vocabulary))
-    merges = [
-        " ".join(each) if isinstance(each, list) else each for each in words["model"]["merges"]
-    ]
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(2)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
-    for name, tensor in model.state_dict().items():
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = 2 if "q_proj" in name else 1
-            halves = tensor.view(heads, 2, -1, tensor.shape[1])
-            tensor = halves.transpose(1, 2).reshape(tensor.shape)
-        stem, ending = name.rpartition(".")[::2]
-        writer.add_tensor(f"{names.get_name(stem)}.{ending}", tensor.contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return model
-
-
-@pytest.mark.slow
-def test_a_converted_gguf_file_is_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+def test_a_converted_gguf_file_is_the_model_that_it_was_made_from(
+    tmp_path: Path, family: str
+) -> None:
+    """Also the scaling of its positions, which is a tensor in GGUF."""
     file = tmp_path / "a model" / "small.F32.gguf"
     file.parent.mkdir()
-    model = gguf_of(tiny("llama"), file)
-    convert(file)
+    gguf_of(tiny(family), file)
+    convert(file.parent, "--dtype", "float32")
     made = file.with_suffix("")
-    found = contents(made)
-    wanted = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
-    assert same(found, wanted)
-    served = LlamaForCausalLM.from_pretrained(made, dtype=torch.float32)
-    with serving(made, "--dtype", "float32", "--device", "cpu") as server:
-        ids = [5, 6, 7]
-        asked = {"model": made.name, "prompt": ids, "max_tokens": 4, "temperature": 0}
-        asked |= {"return_token_ids": True, "ignore_eos": True}
-        answer = httpx.post(f"{server.v1}/completions", json=asked).raise_for_status().json()
-    wanted_ids = served.generate(torch.tensor([ids]), max_new_tokens=4, min_new_tokens=4)
-    assert answer["choices"][0]["token_ids"] == wanted_ids[0, 3:].tolist()
+    assert same(contents(made), contents(tiny(family)))
+    found, wanted = (AutoModelForCausalLM.from_pretrained(path) for path in (made, tiny(family)))
+    ids = torch.arange(40)[None]
+    assert torch.equal(found(ids).logits, wanted(ids).logits)
+    assert AutoTokenizer.from_pretrained(made)("the harbour").input_ids == (
+        AutoTokenizer.from_pretrained(tiny(family))("the harbour").input_ids
+    )
 
 
 @pytest.mark.parametrize(

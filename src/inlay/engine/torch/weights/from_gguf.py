@@ -1,13 +1,23 @@
-"""Safetensors of a GGUF file, by transformers, which dequantises it (through float32)."""
+"""Safetensors of a GGUF file, dequantised: by our own reader where it knows the architecture.
 
+Else by transformers, which drops scalings of positions and normalisers of text.
+"""
+
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from inlay.base.errors import InvalidRequestError
+from inlay.engine.torch.weights.gguf import dense
+from inlay.tensors.checkpoint import checkpoint_of, config_of, stored_tensors
+from inlay.tensors.gguf import GgufFile
+from inlay.tensors.gguf_config import ARCHITECTURES
+from inlay.tensors.weight_files import WHOLE
 
 
 def convert(file: Path, output: Path, dtype: str) -> None:
@@ -19,8 +29,26 @@ def convert(file: Path, output: Path, dtype: str) -> None:
         dtype: of the weights, by torch's name.
 
     Raises:
-        InvalidRequestError: transformers cannot read it, or the package gguf is missing.
+        InvalidRequestError: neither can read it, or the package gguf is missing.
     """
+    if GgufFile.open(file).metadata.get("general.architecture") in ARCHITECTURES:
+        _write(file, output, dtype)
+    else:
+        _by_transformers(file, output, dtype)
+    for made in output.iterdir():  # the library lets nobody else read weights
+        made.chmod(file.stat().st_mode & 0o666)
+
+
+def _write(file: Path, output: Path, dtype: str) -> None:
+    for name in ("generation_config.json", "tokenizer_config.json", "tokenizer.json"):
+        (output / name).write_bytes(checkpoint_of(file).file(name) or b"{}")
+    config = config_of(file) | {"dtype": dtype}
+    (output / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    weights = {tensor.name: dense(tensor, getattr(torch, dtype)) for tensor in stored_tensors(file)}
+    save_file(weights, output / WHOLE, metadata={"format": "pt"})
+
+
+def _by_transformers(file: Path, output: Path, dtype: str) -> None:
     if find_spec("gguf") is None:
         raise InvalidRequestError(
             f"{file} is GGUF, which transformers reads with a package: pip install gguf"
@@ -47,5 +75,3 @@ def convert(file: Path, output: Path, dtype: str) -> None:
         del model.config.quantization_config
     model.to(getattr(torch, dtype)).save_pretrained(output)
     tokenizer.save_pretrained(output)
-    for made in output.iterdir():  # the library lets nobody else read weights
-        made.chmod(file.stat().st_mode & 0o666)
