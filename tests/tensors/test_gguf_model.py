@@ -12,10 +12,12 @@ from safetensors.numpy import load_file
 
 from inlay.base.errors import InvalidRequestError
 from inlay.client import PromptEmbedder
-from inlay.engine.model_files import eos_token_ids
+from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config
+from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.weights.checkpoint import parsed_config
 from inlay.engine.weights import weights_id
 from inlay.render import Renderer
+from inlay.tensors import gguf_model
 from inlay.tensors.checkpoint import checkpoint_of, config_of, json_of, stored_tensors
 from inlay.tensors.gguf_model import read_values
 from inlay.tensors.hub import local_directory
@@ -101,6 +103,29 @@ def test_ids_template_and_ends_are_those_of_the_directory(tmp_path: Path) -> Non
     assert found.chat(message).token_ids() == wanted.chat(message).token_ids()
     # <|im_end|>, and <|endoftext|> by its name.
     assert eos_token_ids(json_of(file, "generation_config.json"), None) == (2, 0)
+
+
+def test_sampling_defaults_are_those_of_the_file(tmp_path: Path) -> None:
+    settings = EngineSettings(model="m")
+    plain = gguf_of(tiny("llama"), tmp_path / "a.gguf")
+    keys: dict[str, Any] = {"general__sampling__temp": 0.5, "general__sampling__top_k": 20}
+    asked = gguf_of(tiny("llama"), tmp_path / "b.gguf", **keys)
+    assert default_sampling(generation_config(settings, plain)) == {}
+    found = default_sampling(generation_config(settings, asked))
+    assert found == {"temperature": 0.5, "top_k": 20}
+
+
+def test_a_large_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf_model, "_LARGE", 0)
+    file = gguf_of(tiny("llama"), tmp_path / "m.gguf")
+    made = checkpoint_of(file).file("tokenizer.json")
+    (kept,) = (tmp_path / "cache" / "inlay" / "tokenizers").iterdir()
+    assert kept.read_bytes() == made
+    kept.write_bytes(b"{}")
+    assert checkpoint_of(file).file("tokenizer.json") == b"{}"
+    other = gguf_of(tiny("llama"), tmp_path / "n.gguf", tokenizer__ggml__pre="llama-bpe")
+    assert checkpoint_of(other).file("tokenizer.json") not in (made, b"{}")
 
 
 def test_normalisers_and_first_tokens_are_those_of_the_split(tmp_path: Path) -> None:

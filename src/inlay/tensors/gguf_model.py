@@ -24,6 +24,9 @@ from inlay.tensors.stored import StoredTensor
 _FORM = 1
 """Of the tokenizers made: raise it where they are made in another way."""
 
+_LARGE = 1 << 20
+"""Bytes from which on a tokenizer that was made is kept."""
+
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _SAMPLING |= {"penalty_repeat": "repetition_penalty"}
 """Keys under `general.sampling`, and transformers' names."""
@@ -83,7 +86,7 @@ class GgufModel:
         return ends | asked | ({"do_sample": True} if asked else {})
 
     def _tokenizer_form(self) -> bytes:
-        """Return the tokenizer; it is kept in the user's cache, as it takes seconds to make."""
+        """Return the tokenizer; a large one, which takes seconds, is kept in the user's cache."""
         whole = self.gguf.metadata.get("tokenizer.huggingface.json")
         if isinstance(whole, str):
             return whole.encode()
@@ -96,6 +99,8 @@ class GgufModel:
         with suppress(OSError):
             return kept.read_bytes()
         form = msgspec.json.encode(self._tokenizer.form())
+        if len(form) < _LARGE:
+            return form
         # Without a cache it is made again.
         with suppress(OSError):
             kept.parent.mkdir(parents=True, exist_ok=True)

@@ -102,7 +102,7 @@ def _check_files(order: LoadAdapter, settings: EngineSettings, allowed: AllowedS
     files = open_adapter(
         directory,
         max_bytes=settings.max_lora_bytes,
-        check_table=unchanged_from(model) if model.is_dir() else ignore,
+        check_table=unchanged_from(model) if model.exists() else ignore,
     )
     if not isinstance(files, LoraFiles):
         return
@@ -113,7 +113,7 @@ def _check_files(order: LoadAdapter, settings: EngineSettings, allowed: AllowedS
         raise InvalidRequestError(
             f"it has rank {files.rank}; allowed: at most {settings.max_lora_rank} (--max-lora-rank)"
         )
-    if model.is_dir():
+    if model.exists():
         check_fits(files, shapes_of(model))
 
 
