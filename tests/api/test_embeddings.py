@@ -272,7 +272,7 @@ def test_a_server_may_cut_long_texts_of_requests_that_do_not_say(
         ({"input": "x", "encoding_format": "hex"}, "encoding_format", "hex"),
         ({"input": "x", "messages": []}, "input", "either input or messages"),
         ({"input": "x", "embed_dtype": "float16"}, "embed_dtype", "encoding_format is float"),
-        ({"input": "x", "embed_dtype": "int8"}, "embed_dtype", "int8"),
+        ({"input": "x", "embed_dtype": "int4"}, "embed_dtype", "int4"),
         ({"input": "x", "input_type": "questions"}, "input_type", "search_query"),
         ({"input": "x", "role": "query", "input_type": "passage"}, "role", "different roles"),
         ({"input": [5], "role": "query"}, "role", "as they are"),
@@ -402,6 +402,7 @@ def test_the_list_of_models_says_what_may_be_asked(url: str, e5: str) -> None:
         "dimensions": [16, 48],
         "prompts": {"query": "query : ", "passage": "passage : "},
         "default_prompt": "passage",
+        "outputs": [{"name": "dense", "size": 48}, {"name": "tokens", "size": 48}],
     }
 
 

@@ -16,11 +16,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.api.openai.embeddings.encoding import DTYPES, About, Encoding
+from inlay.api.openai.embeddings.encoding import DTYPES, About, Encoding, Format
 from inlay.api.openai.schema.embeddings import EmbeddingRequest, TextsUsage
 from inlay.base.errors import InvalidRequestError
 
 ABOUT = About("embd-1", 7, "modèle", TextsUsage(5, 5))
+FORMATS: tuple[Format, ...] = ("float", "base64")
 ORDERS = ("native", "big", "little")
 TORCH = {
     "float32": (torch.float32, torch.int32),
@@ -76,6 +77,37 @@ def test_float32_and_float16_read_back_with_numpy() -> None:
             encoding = Encoding("bytes_only", dtype, order)  # type: ignore[arg-type]
             body = encoding.answer(vectors, ABOUT, [{}]).body
             assert np.frombuffer(body, sign + code).tolist() == [0.25, -1.5, 3.0]
+
+
+@given(
+    values=st.lists(st.floats(-440, 440, width=32), min_size=22, max_size=22),
+)
+def test_bits_are_those_above_zero_and_int8_is_near_with_its_factor(values: list[float]) -> None:
+    vectors = np.array(values, np.float32).reshape(2, 11)
+    for dtype, kind in (("ubinary", np.uint8), ("binary", np.int8)):
+        body = Encoding("bytes_only", dtype).answer(vectors, ABOUT, [{}] * 2).body
+        found = np.frombuffer(body, kind).reshape(2, 2).astype(int) + (
+            128 if kind is np.int8 else 0
+        )
+        bits = np.unpackbits(found.astype(np.uint8), axis=-1)[:, :11]
+        assert (bits == (vectors > 0)).all()
+        for encoding in FORMATS:
+            shown = json.loads(Encoding(encoding, dtype).answer(vectors, ABOUT, [{}] * 2).body)
+            for item, row in zip(
+                shown["data"], np.frombuffer(body, kind).reshape(2, 2), strict=True
+            ):
+                given_back = item["embedding"]
+                if encoding == "base64":
+                    given_back = np.frombuffer(base64.b64decode(given_back), kind).tolist()
+                assert given_back == row.tolist()
+    shown = json.loads(Encoding("float", "int8").answer(vectors, ABOUT, [{}] * 2).body)
+    for item, vector in zip(shown["data"], vectors, strict=True):
+        assert max(map(abs, item["embedding"])) == (127 if vector.any() else 0)
+        near = np.array(item["embedding"]) / item["scale"]
+        assert np.abs(near - vector).max() <= 0.51 / item["scale"]
+    answer = Encoding("bytes", "int8").answer(vectors, ABOUT, [{}] * 2)
+    described = json.loads(answer.headers[0][1])["data"]
+    assert [each["scale"] for each in described] == [each["scale"] for each in shown["data"]]
 
 
 def test_a_value_that_a_dtype_does_not_hold_is_an_error_and_not_infinite() -> None:

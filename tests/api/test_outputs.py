@@ -199,6 +199,29 @@ def test_each_input_says_how_long_it_is_and_whether_it_was_cut() -> None:
         assert [each["truncated"] for each in found] == [False, True]
 
 
+def test_vectors_can_be_had_in_bits_and_bytes(bge: str) -> None:
+    names = ["dense", "tokens"]
+    (plain,) = items(bge, input=TEXTS[0], outputs=names)
+    (bits,) = items(bge, input=TEXTS[0], outputs=names, embed_dtype="ubinary")
+    for one, other in (
+        (plain["embedding"], bits["embedding"]),
+        (plain["tokens"]["data"], bits["tokens"]["data"]),
+    ):
+        assert np.packbits(np.array(one) > 0, axis=-1).tolist() == other
+    assert bits["tokens"]["shape"] == list(np.array(bits["tokens"]["data"]).shape)
+    (small,) = items(bge, input=TEXTS[0], outputs=names, embed_dtype="int8")
+    for one, other in ((plain["embedding"], small), (plain["tokens"]["data"], small["tokens"])):
+        key = "embedding" if other is small else "data"
+        near = np.array(other[key]) / np.array(other["scale"])[..., None]
+        assert np.allclose(near, one, atol=0.01)
+    response = httpx.post(
+        bge + "/v1/embeddings",
+        json={"input": "cold", "outputs": ["dense", "sparse"], "embed_dtype": "int8"},
+    )
+    assert response.json()["error"]["param"] == "embed_dtype"
+    assert "of dense and tokens" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "phrase"),
     [

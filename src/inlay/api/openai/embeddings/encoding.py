@@ -30,6 +30,9 @@ DTYPES: Mapping[str, npt.DTypeLike] = {
 }
 """Dtypes by their `embed_dtype` name."""
 
+INTEGERS: Mapping[str, npt.DTypeLike] = {"int8": np.int8, "binary": np.int8, "ubinary": np.uint8}
+"""Dtypes of quantised vectors, by the names of sentence-transformers and Cohere."""
+
 _OCTETS = (b"content-type", b"application/octet-stream")
 
 _FLOAT_BYTES = 14
@@ -79,7 +82,7 @@ class Encoding:
 
     Attributes:
         format: "float" and "base64" are in JSON, "bytes" and "bytes_only" are the raw body.
-        dtype: dtype of base64 and bytes; one of `DTYPES`.
+        dtype: one of `DTYPES`, of base64 and bytes, or of `INTEGERS`.
         endianness: byte order of base64 and bytes.
     """
 
@@ -104,7 +107,7 @@ class Encoding:
                 ("embed_dtype", found.dtype, "float32"),
                 ("endianness", found.endianness, "native"),
             ):
-                if value != default:
+                if value != default and value not in INTEGERS:
                     raise InvalidRequestError(
                         f"{name} {value} is of binary encodings; encoding_format is float, "
                         "allowed with it: base64, bytes, bytes_only",
@@ -124,8 +127,18 @@ class Encoding:
     @property
     def element_bytes(self) -> int:
         """Approximate bytes of an element in a response."""
-        size = np.dtype(DTYPES[self.dtype]).itemsize
+        size = np.dtype({**DTYPES, **INTEGERS}[self.dtype]).itemsize
         return {"float": _FLOAT_BYTES, "base64": 2 * size}.get(self.format, size)
+
+    def check_vectors(self, names: Sequence[str]) -> None:
+        """Raise `InvalidRequestError` for a quantised dtype of outputs that are no vectors."""
+        others = [name for name in names if name not in ("dense", "tokens")]
+        if self.dtype in INTEGERS and others:
+            raise InvalidRequestError(
+                f"embed_dtype {self.dtype} is of dense and tokens; the request gets "
+                f"{' and '.join(others)}, allowed: {', '.join(DTYPES)}",
+                param="embed_dtype",
+            )
 
     def check_json(self) -> None:
         """Raise `InvalidRequestError` unless outputs of several kinds fit into the format."""
@@ -135,6 +148,20 @@ class Encoding:
                 "else; allowed for other outputs: float, base64",
                 param="encoding_format",
             )
+
+    def vectors(self, key: str, values: Array) -> dict[str, Any]:
+        """Return vectors [size] or [positions, size] under `key`, as an answer has them.
+
+        With them stands their `shape`, where they are several, and of int8 their `scale`. Raises as
+        `answer`.
+        """
+        found: npt.NDArray[Any] = values
+        more: dict[str, Any] = {}
+        if self.dtype in INTEGERS:
+            found, scale = quantised(values, self.dtype)
+            more = {} if scale is None else {"scale": scale.tolist()}
+        shape = {"shape": list(found.shape)} if found.ndim > 1 else {}
+        return {**shape, key: self.shown(found), **more}
 
     def shown(self, values: "npt.NDArray[Any]") -> msgspec.Raw | str:
         """Return an array of any shape as numbers in JSON, or as base64 of its bytes.
@@ -155,10 +182,20 @@ class Encoding:
         Raises:
             InvalidRequestError: a value does not fit into the dtype.
         """
+        values: npt.NDArray[Any] = vectors
+        scales: list[Mapping[str, Any]] = [{}] * len(vectors)
+        if self.dtype in INTEGERS:
+            values, found = quantised(vectors, self.dtype)
+            if found is not None:
+                scales = [{"scale": each} for each in found.tolist()]
         if self.format in ("float", "base64"):
-            shown = [{about.key: self.shown(row)} for row in vectors]
-            return json_answer(shown, about, items)
-        rows = self._binary(vectors)
+            if self.format == "float":
+                shown: list[Any] = [self.shown(row) for row in values]
+            else:
+                shown = [pybase64.b64encode_as_string(row.data) for row in self._binary(values)]
+            both = zip(shown, scales, strict=True)
+            return json_answer([{about.key: one, **scale} for one, scale in both], about, items)
+        rows = self._binary(values)
         body = rows.tobytes()
         if self.format == "bytes_only":
             return EmbeddingAnswer(body, _OCTETS)
@@ -170,7 +207,8 @@ class Encoding:
                 "endianness": self.endianness,
                 "start": index * size,
                 "end": (index + 1) * size,
-                "shape": [vectors.shape[1]],
+                "shape": [values.shape[1]],
+                **scales[index],
             }
             for index in range(len(vectors))
         ]
@@ -208,6 +246,23 @@ class Encoding:
         if self.endianness not in ("native", sys.byteorder):
             values = values.view(f"u{values.dtype.itemsize}").byteswap()
         return np.ascontiguousarray(values).view(np.uint8)
+
+
+def quantised(
+    vectors: Array, dtype: str
+) -> tuple["npt.NDArray[Any]", "npt.NDArray[np.float32] | None"]:
+    """Return vectors [..., size] as integers, and of int8 the factors [...] they were made with.
+
+    `binary` and `ubinary` are as sentence-transformers makes them: a bit for each element, 1 above
+    0, the first in the highest bit. Its int8 needs ranges that were calibrated on many vectors;
+    here each vector has a factor of its own, with which its largest element is 127.
+    """
+    if dtype == "int8":
+        largest = np.abs(vectors).max(axis=-1, keepdims=True)
+        scale = (127 / np.where(largest == 0, 1, largest)).astype(np.float32)
+        return np.rint(vectors * scale).clip(-127, 127).astype(np.int8), scale[..., 0]
+    bits = np.packbits(vectors > 0, axis=-1)
+    return (bits if dtype == "ubinary" else (bits - np.uint8(128)).view(np.int8)), None
 
 
 def json_answer(

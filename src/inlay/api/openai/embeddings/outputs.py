@@ -90,11 +90,7 @@ def output_shown(
         rows = rows_of(found, output, card, role, normalize=False)
         return _labels(rows, found, output, request.use_activation)
     rows = rows_of(found, output, card, role, request.normalize)
-    return {
-        "shape": list(rows.values.shape),
-        "data": encoding.shown(rows.values),
-        **_places(rows.positions, found),
-    }
+    return encoding.vectors("data", rows.values) | _places(rows.positions, found)
 
 
 def _labels(

@@ -130,7 +130,7 @@ def _embeddings(request: EmbeddingRequest, model: ServedModel, card: EmbeddingCa
             if not outputs:
                 return encoding.answer(vectors, about, items)
         made: list[dict[str, Any]] = [
-            {} if vectors is None else {"embedding": encoding.shown(vectors[place])}
+            {} if vectors is None else encoding.vectors("embedding", vectors[place])
             for place in range(len(found))
         ]
         for item, each in zip(made, found, strict=True):
@@ -162,6 +162,7 @@ def _names(request: EmbeddingRequest, model: ServedModel, encoding: Encoding) ->
             raise InvalidRequestError(
                 f"{field} is of {name} vectors; the request gets {', '.join(names)}", param=field
             )
+    encoding.check_vectors(names)
     if names != ("dense",):
         encoding.check_json()
     return names
@@ -234,6 +235,7 @@ def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) ->
     if name == "dense":
         normalizes(card, asked, model.name, "use_activation")
     encoding = Encoding.of(request)
+    encoding.check_vectors((name,))
     role = _role(request, model, card)
     if name in ("tokens", "token_labels"):
         encoding.check_json()
@@ -248,7 +250,7 @@ def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) ->
                 classes = name == "token_labels"
                 values = rows_of(each, output, card, role, False if classes else asked).values
                 values = activated(values, "softmax", asked) if classes else values
-                shown.append({"data": encoding.shown(values), "shape": list(values.shape)})
+                shown.append(encoding.vectors("data", values))
             return json_answer(shown, about, items)
         vectors = stacked(found, name)
         if name == "labels":

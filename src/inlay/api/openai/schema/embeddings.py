@@ -128,13 +128,20 @@ class EncodedRequest(PromptsRequest, kw_only=True):
         encoding_format: "float" (when absent): numbers in JSON; "base64": base64 in JSON; "bytes":
             the body is the vectors one after another, at most 400, described in the header
             `metadata`; "bytes_only": without the header.
-        embed_dtype: dtype of base64 and bytes; "float32" when absent, and alone with "float".
+        embed_dtype: dtype of base64 and bytes; "float32" when absent, and alone with "float". Of
+            dense vectors and tokens also "int8", with a factor for each vector in `scale`, "binary"
+            and "ubinary", a bit for each element in integers of 8; these with "float" too.
         endianness: byte order of base64 and bytes; "native" (the server's machine) when absent, and
             alone with "float".
     """
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
-    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
+    embed_dtype: (
+        Literal[
+            "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "binary", "ubinary"
+        ]
+        | None
+    ) = None
     endianness: Literal["native", "big", "little"] | None = None
 
 
@@ -211,8 +218,9 @@ class TokenVectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Vectors of an input's positions.
 
     Attributes:
-        shape: positions, and elements of a vector.
+        shape: positions, and numbers of each.
         data: the vectors, or base64 of them; in `embedding` of models that give nothing else.
+        scale: of int8, the factor of each vector.
         token_ids: token of each; null of embeddings and media.
         ranges: first character of each in the text, and the one behind its last; null of special
             tokens. Of inputs that are texts.
@@ -220,6 +228,7 @@ class TokenVectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     shape: list[int]
     data: list[list[float]] | str | None = None
+    scale: list[float] | None = None
     token_ids: list[int | None]
     ranges: list[tuple[int, int] | None] | None = None
 
@@ -240,6 +249,7 @@ class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         index: of the input.
         embedding: dense vector: numbers, or base64 of them.
+        scale: of int8, the factor that its elements were multiplied by.
         sparse: sparse vector.
         tokens: vectors of positions.
         token_labels: classes of positions.
@@ -250,6 +260,7 @@ class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     index: int
     object: Literal["embedding"] = "embedding"
     embedding: list[float | list[float]] | str | None = None
+    scale: float | None = None
     sparse: SparseVector | None = None
     tokens: TokenVectors | None = None
     token_labels: list[TokenLabel] | None = None
@@ -271,6 +282,7 @@ class PoolingData(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["pooling"] = "pooling"
     data: list[float | list[float]] | str
     shape: list[int] | msgspec.UnsetType = msgspec.UNSET
+    scale: float | list[float] | msgspec.UnsetType = msgspec.UNSET
     input_tokens: int
     truncated: bool
 
