@@ -1,6 +1,6 @@
 """Which ring of the check at start sees a seeded fault: the answer's, the layers', the modules'.
 
-A fault of a kind must show in the answer. One of an instance may be lost there, as trained layers
+A fault of a kind must show in the answer or in all layers together. One of an instance may be lost there, as trained layers
 are redundant; it must show in its layer or its module.
 """
 
@@ -63,7 +63,8 @@ class Shown(NamedTuple):
     """Where a fault shows.
 
     Attributes:
-        ring: the first of "answer", "layer" and "module" whose bound it crosses, or "none".
+        ring: the first of "answer", "layers" (all together), "layer" and "module" whose bound it
+            crosses, or "none".
         distance: of the answer.
     """
 
@@ -84,6 +85,8 @@ def _shown(found: Checked) -> Shown:
     # Not a number is beyond any bound.
     if not judged.distance <= BOUND:
         return Shown("answer", judged.distance)
+    if not judged.similar:
+        return Shown("layers", judged.distance)
     if not judged.right:
         return Shown("layer", judged.distance)
     return Shown("module" if differing(found) else "none", judged.distance)

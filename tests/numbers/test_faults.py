@@ -230,7 +230,7 @@ def test_the_check_at_start_sees_them_as_a_whole_or_in_the_layer_that_has_them(f
     for name, fault in FAULTS.items():
         with fault.into(model) as made:
             found = judge(model, own)
-            if made and (found.right if fault.instance else found.distance <= BOUND):
+            if made and (found.right if fault.instance else found.similar):
                 missed[name] = found.distance
     assert judge(model, own).right
     assert missed.keys() <= rounding(family), missed

@@ -16,11 +16,11 @@ pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
 
 BELOW: dict[str, dict[str, Shown]] = {
     GEMMA: {
-        "a scale of embeddings that is 1% too large": Shown("none", 1.01),
-        "two channels of one head swapped": Shown("none", 0.89),
-        "the exact GELU for its approximation by tanh": Shown("none", 0.87),
-        "products with more noise": Shown("module", 1.40),
-        "products 0.5% too large": Shown("module", 0.94),
+        "a scale of embeddings that is 1% too large": Shown("none", 1.19),
+        "two channels of one head swapped": Shown("none", 0.87),
+        "the exact GELU for its approximation by tanh": Shown("none", 0.78),
+        "products with more noise": Shown("module", 1.30),
+        "products 0.5% too large": Shown("module", 0.84),
     },
     QWEN: {
         "the slowest quarter of angles unscaled": Shown("layer", 1.27),
@@ -33,10 +33,13 @@ BELOW: dict[str, dict[str, Shown]] = {
         "residuals clipped as in float16": Shown("none", 0.78),
     },
 }
-"""Faults of a kind that do not show in the answer, and others that show nowhere.
+"""Faults of a kind that show neither in the answer nor in all layers, and others that show nowhere.
 
 They are within the rounding of the model's own code, of which the number is the distance.
 """
+
+
+KINDS = ("answer", "layers")
 
 
 @pytest.fixture(params=[GEMMA, QWEN])
@@ -59,7 +62,7 @@ def test_every_fault_beyond_rounding_is_seen(found: tuple[str, Checked]) -> None
     below = {
         fault: where.ring
         for fault, where in shown.items()
-        if where.ring == "none" or (where.ring != "answer" and not FAULTS[fault].instance)
+        if where.ring == "none" or (where.ring not in KINDS and not FAULTS[fault].instance)
     }
     assert below.keys() <= BELOW[name].keys(), below
     assert judge(*own).right

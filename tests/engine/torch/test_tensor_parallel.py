@@ -141,7 +141,7 @@ async def test_a_layer_of_two_ranks_that_differs_is_named(monkeypatch: pytest.Mo
     monkeypatch.setattr(judgement, "_layers", layers)
     changes: dict[str, Any] = {"dtype": "bfloat16", "self_check": "full"}
     engine = TorchEngine(settings(lifelike(tiny("llama")), **changes), Secret(bytes(32)))
-    with pytest.raises(EngineError, match=r"own code \(.*\): layer 1 by [^,]*$"):
+    with pytest.raises(EngineError, match=r"together \(decoding\) by [^,]*, layer 1 by [^,]*$"):
         await engine.start()
     await engine.close()
     assert not multiprocessing.active_children()

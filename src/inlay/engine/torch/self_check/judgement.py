@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,6 +38,9 @@ BOUND = 2.0
 LAYER_BOUND = 4.0
 """Likewise of one layer, given the reference's input."""
 
+TOGETHER_BOUND = 1.5
+"""Likewise of the geometric mean of all layers, which chance moves least."""
+
 MOST_NOISE = 0.5
 """Noise over which the reference itself says nothing: its numbers are rounding."""
 
@@ -54,11 +58,13 @@ class Judgement(NamedTuple):
         distances: of groups of positions, 1 for one as near as rounding.
         layers: distance of each decoder layer; empty if they were not checked.
         noise: typical noise of the reference.
+        together: geometric mean of the layers, of "chunks" and of "decoding".
     """
 
     distances: dict[str, float]
     layers: tuple[float, ...]
     noise: float
+    together: dict[str, float] = {}  # noqa: RUF012 - never changed
 
     @property
     def distance(self) -> float:
@@ -68,12 +74,19 @@ class Judgement(NamedTuple):
     @property
     def finite(self) -> bool:
         """True if all numbers are."""
-        return all(map(math.isfinite, (*self.distances.values(), *self.layers)))
+        return all(map(math.isfinite, (self.distance, *self.layers, *self.together.values())))
+
+    @property
+    def similar(self) -> bool:
+        """True if answers, and all layers together, are within their bounds."""
+        return self.distance <= BOUND and all(
+            mean <= TOGETHER_BOUND for mean in self.together.values()
+        )
 
     @property
     def right(self) -> bool:
         """True if nothing is over its bound; not a number is."""
-        return self.distance <= BOUND and all(layer <= LAYER_BOUND for layer in self.layers)
+        return self.similar and all(layer <= LAYER_BOUND for layer in self.layers)
 
     @property
     def reason(self) -> str:
@@ -88,6 +101,11 @@ class Judgement(NamedTuple):
             for place, distance in self.distances.items()
             if not distance <= BOUND
         ]
+        logits += [
+            f"all layers together ({place}) {_excess(mean, TOGETHER_BOUND)}"
+            for place, mean in self.together.items()
+            if not mean <= TOGETHER_BOUND
+        ]
         if len(wrong) > 4:
             wrong[4:] = [f"and {len(wrong) - 4} layers more"]
         return ", ".join([*logits, *wrong])
@@ -95,7 +113,7 @@ class Judgement(NamedTuple):
 
 def _excess(distance: float, bound: float) -> str:
     if not math.isfinite(distance):
-        return "are not finite" if bound == BOUND else "is not finite"
+        return "is not finite" if bound == LAYER_BOUND else "are not finite"
     return f"by {distance:.3g} (allowed: {bound:g})"
 
 
@@ -107,7 +125,7 @@ def judge(model: "CausalModel", reference: Reference) -> Judgement:
     floor = FLOOR[model.dtype]
     error, noise = logit_errors(model, reference), reference.noise
     with _fresh_tables(model), torch.inference_mode():
-        layers = _layers(model, reference, floor)
+        layers, together = _layers(model, reference, floor)
     model.forget_workspace()
     found = {
         place: mean_ratio(own, usual, floor, routed=reference.routed)
@@ -115,7 +133,7 @@ def judge(model: "CausalModel", reference: Reference) -> Judgement:
             grouped(reference, error), grouped(reference, noise), strict=True
         )
     }
-    return Judgement(found, layers, float(noise.median()))
+    return Judgement(found, layers, float(noise.median()), together)
 
 
 def logit_errors(model: "CausalModel", reference: Reference) -> Tensor:
@@ -173,29 +191,58 @@ def _logits(model: "CausalModel", reference: Reference) -> Tensor:
     return torch.cat(found, dim=1).flatten(0, 1)
 
 
-def _layers(model: "CausalModel", reference: Reference, floor: float) -> tuple[float, ...]:
-    """Compute the distance of each layer, given the reference's input; whole prompts at once.
+def _layers(
+    model: "CausalModel", reference: Reference, floor: float
+) -> tuple[tuple[float, ...], dict[str, float]]:
+    """Compute the distance of each layer, given the reference's input, and of all together.
 
-    Empty if the reference has others or none.
+    Trained layers are redundant, and answers of large models are noisy: a small fault of all layers
+    shows in what they have in common. Empty if the reference has other layers or none.
     """
     layers = reference.layers.moved(model.device)
     if len(layers.inputs) != len(model.decoder_layers):
-        return ()
-    pages, runs, size = _pages(model, len(reference.prompts))
-    found: list[Tensor] = []
-    with _forced(model, layers.inputs, found):
-        batch = _batch(model, reference, runs, size, 0, COUNT)
-        uploaded = model.upload(batch, WINDOW, forced=True)
-        model.hidden(uploaded, pages, largest_window=WINDOW)
-    distances = []
+        return (), {}
+    kinds: dict[str, list[list[float]]] = {"chunks": [], "decoding": []}
     for own, given, wanted, noise in zip(
-        found, layers.inputs, layers.outputs, layers.noise, strict=True
-    ):
+        _outputs(model, reference, layers.inputs),
+        layers.inputs, layers.outputs, layers.noise, strict=True,
+    ):  # fmt: skip
         error = relative(own, wanted, wanted.float() - given.float())
-        parts = zip(error.view(-1, COUNT), noise.view(-1, COUNT), strict=True)
-        own_parts = [mean_ratio(*part, floor, routed=reference.routed) for part in parts]
-        distances.append(_largest(own_parts))
-    return tuple(distances)
+        prompts = list(zip(error.view(-1, COUNT), noise.view(-1, COUNT), strict=True))
+        parts = (slice(COUNT - DECODED), slice(COUNT - DECODED, COUNT))
+        for found, part in zip(kinds.values(), parts, strict=True):
+            ratio = partial(mean_ratio, floor=floor, routed=reference.routed)
+            found.append([ratio(error[part], noise[part]) for error, noise in prompts])
+    together = {
+        kind: math.exp(fmean(math.log(each) for layer in found for each in layer))
+        for kind, found in kinds.items()
+    }
+    return tuple(_largest([*a, *b]) for a, b in zip(*kinds.values(), strict=True)), together
+
+
+def _outputs(
+    model: "CausalModel", reference: Reference, inputs: Sequence[Tensor]
+) -> Iterator[Tensor]:
+    """Compute outputs [P, C] of each layer: of all positions but the last, then these by steps."""
+    pages, runs, size = _pages(model, len(reference.prompts))
+    found: list[list[Tensor]] = [[] for _ in inputs]
+    start = 0
+    for count in (COUNT - DECODED, *(1,) * DECODED):
+        stop = start + count
+        # Ranks share them, which takes memory without gaps.
+        given = [
+            each.view(-1, COUNT, each.shape[-1])[:, start:stop].flatten(0, 1).contiguous()
+            for each in inputs
+        ]
+        own: list[Tensor] = []
+        with _forced(model, given, own):
+            batch = _batch(model, reference, runs, size, start, count)
+            uploaded = model.upload(batch, WINDOW, forced=True)
+            model.hidden(uploaded, pages, largest_window=WINDOW)
+        for steps, output in zip(found, own, strict=True):
+            steps.append(output.view(-1, count, output.shape[-1]))
+        start = stop
+    return (torch.cat(steps, dim=1).flatten(0, 1) for steps in found)
 
 
 @contextmanager
