@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(SUM)
 DEMO_STAMP := $(VENV)/.installed-demo-$(SUM)
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo install test test-slow test-all test-again test-unit check format site bench test-gpu bench-gpu test-published test-engines test-deploy reference clean
+.PHONY: demo install test test-slow test-all test-again test-core test-unit check format site bench test-gpu bench-gpu test-published test-engines test-deploy reference clean
 
 install: $(STAMP)
 
@@ -54,6 +54,10 @@ test-all: install
 # still.
 test-again: install
 	$(BIN)/python -m scripts.test_again $(PROFILE) -m "$(HERE)"
+
+# The core alone: no extension is loaded, and tests that need one skip.
+test-core: install
+	INLAY_EXTENSIONS= $(PYTEST) $(PROFILE) -m "not slow and $(HERE)" tests/api tests/cli tests/http tests/worker
 
 # Parts that need no server, no broker and no engine.
 UNIT := $(filter-out tests/test_preloaded.py tests/test_engine_suites.py,$(wildcard tests/test_*.py)) tests/tensors tests/render tests/router tests/media tests/embedding

@@ -6,6 +6,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from scripts.test_again import ENDED
 
+from inlay.extension import BUNDLED, extensions
 from tests import preloaded
 from tests.examples import FULL, QUICK
 
@@ -40,9 +42,20 @@ for part in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, part, 180.0)
 
 
+TESTS = Path(__file__).parent
+
 STUCK = 60
 """Seconds after its timeout when a test that does not end is ended with its process."""
 _stderr = pytest.StashKey[int]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs an extension that is not loaded: by its mark, or the folder of its tests."""
+    needed = {item.path.relative_to(TESTS).parts[0]} & {*BUNDLED}
+    for mark in item.iter_markers("extensions"):
+        needed |= {*mark.args} or {*BUNDLED}
+    if missing := needed - {extension.name for extension in extensions()}:
+        pytest.skip(f"without the extensions {', '.join(sorted(missing))}")
 
 
 def pytest_configure(config: pytest.Config) -> None:

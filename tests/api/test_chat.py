@@ -198,6 +198,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.extensions("stages")
 @pytest.mark.parametrize(("fields", "param", "phrase"), BAD)
 def test_what_is_wrong_with_a_chat_is_named(
     url: str, fields: dict[str, Any], param: str, phrase: str

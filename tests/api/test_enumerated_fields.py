@@ -134,6 +134,7 @@ NAMES = re.compile(r"must be|must have|expected `|allowed: |supported: |may hold
 """Words before what a field may be."""
 
 
+@pytest.mark.extensions("stages")
 @pytest.mark.parametrize(
     ("path", "body", "place"),
     CASES,

@@ -124,6 +124,7 @@ def test_a_session_may_be_named_as_vllm_names_it(url: str, path: str) -> None:
     assert found["param"] == "session_id"
 
 
+@pytest.mark.extensions("stages")
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/encode", "/v1/images/generations"])
 def test_a_priority_of_more_than_32_bits_is_refused_by_name(url: str, path: str) -> None:
     body = {"input": "a", "prompt": "a", "priority": 2**31}

@@ -19,7 +19,10 @@ from tests.engine.test_diffusers import alone, model, near
 from tests.live import Fleet, fleet
 from tests.payloads import post
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
+    pytest.mark.extensions("stages"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -212,6 +212,7 @@ async def test_while_the_model_that_answers_sleeps_none_before_it_works(
         server.close()
 
 
+@pytest.mark.extensions("stages")
 @pytest.mark.parametrize("full", ["pair", "pair/talker", "pair/vocoder"])
 async def test_where_a_stage_that_speaks_is_full_no_model_of_the_row_works(
     full: str, monkeypatch: pytest.MonkeyPatch

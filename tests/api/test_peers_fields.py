@@ -74,6 +74,7 @@ def test_each_route_of_vllms_newest_release_is_served_or_a_difference() -> None:
     assert [path for path in missing if f"`{path}`" not in differences] == []
 
 
+@pytest.mark.extensions("stages")
 @pytest.mark.parametrize(
     ("path", "name", "value", "why"),
     [

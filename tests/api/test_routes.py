@@ -192,6 +192,7 @@ def test_every_parameter_is_described_with_an_example_that_fits(url: str) -> Non
     assert {path for path in paths if "{" in path} <= {path for path, _ in found}
 
 
+@pytest.mark.extensions("stages")
 def test_every_field_of_a_request_has_an_example_that_is_read(url: str) -> None:
     schemas = httpx.get(url + "/openapi.json").json()["components"]["schemas"]
     requests = [route.request for route, _ in routes() if route.request is not None]
@@ -211,6 +212,7 @@ def test_every_field_of_a_request_has_an_example_that_is_read(url: str) -> None:
     assert set(FIELD_EXAMPLES) <= used
 
 
+@pytest.mark.extensions("stages")
 def test_every_field_of_an_answer_that_holds_a_value_has_an_example_of_its_type(url: str) -> None:
     schemas = httpx.get(url + "/openapi.json").json()["components"]["schemas"]
     asked = struct_types({route.request for route, _ in routes() if route.request is not None})
@@ -242,6 +244,7 @@ def test_every_field_of_an_answer_that_holds_a_value_has_an_example_of_its_type(
     assert set(ANSWER_FIELDS) <= used
 
 
+@pytest.mark.extensions("stages")
 @pytest.mark.parametrize("path", sorted(EXAMPLES))
 def test_examples_of_requests_are_what_the_route_reads(path: str) -> None:
     (kind,) = [each.request for each, _ in routes() if (each.method, each.path) == ("POST", path)]

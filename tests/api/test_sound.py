@@ -88,6 +88,7 @@ async def test_the_text_before_a_call_of_a_tool_is_heard_and_the_call_is_not() -
     assert sound.dropped
 
 
+@pytest.mark.extensions("stages")
 def test_a_model_that_speaks_says_where_to_ask() -> None:
     audio = AudioCard(voices=("Ethan",), sample_rate=24000, samples_per_code=480)
     card = replace(CARD, tasks=(Task.STAGE,), audio=audio)

@@ -21,6 +21,8 @@ from inlay_audit.run import Audit, Audited
 from inlay_audit.transform import Transform
 from tests.serving import Served, free_port, serving
 
+pytestmark = pytest.mark.extensions("audit")
+
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:

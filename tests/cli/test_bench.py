@@ -25,6 +25,8 @@ from inlay_tools.bench.workload import Body
 from inlay_tools.http_client import HttpClient, Server
 from tests.live import Fleet
 
+pytestmark = pytest.mark.extensions("tools")
+
 BODY = Body("/chat/completions", b"{}")
 
 

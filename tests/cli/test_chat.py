@@ -26,6 +26,8 @@ from tests.cli.terminals import terminal
 from tests.live import Fleet
 from tests.models import tiny
 
+pytestmark = pytest.mark.extensions("tools")
+
 TEXT = "the harbour town counts"
 
 

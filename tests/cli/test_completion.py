@@ -11,6 +11,8 @@ from inlay.cli import main
 from inlay.cli.commands import commands
 from tests.cli.terminals import terminal
 
+pytestmark = pytest.mark.extensions("tools")
+
 Complete = Callable[[str], set[str]]
 
 

@@ -15,6 +15,8 @@ from inlay.cli import main
 from inlay.client import EmbeddedPrompt, load, loads
 from inlay.tensors import ReadLimits, TensorFormat, read, write
 
+pytestmark = pytest.mark.extensions("tools")
+
 ROWS = np.random.default_rng(0).normal(0, 0.3, (5, 48)).astype(np.float32)
 FORMATS: tuple[TensorFormat, ...] = ("torch", "safetensors", "npy")
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

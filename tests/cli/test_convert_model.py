@@ -33,6 +33,8 @@ from tests.models import make, tiny
 from tests.tensors.gguf_files import gguf_bytes
 from tests.vision_models import vision
 
+pytestmark = pytest.mark.extensions("tools")
+
 END_SECONDS = 300
 
 

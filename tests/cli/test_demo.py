@@ -95,6 +95,7 @@ def test_it_shows_right_answers_in_all_four_ways(answers: list[str]) -> None:
     assert sum(right) >= 2
 
 
+@pytest.mark.extensions("tools")
 @pytest.mark.parametrize("begin", SNIPPETS[:2])
 def test_the_curl_snippets_answer_when_pasted(begin: str, shown: Shown, answers: list[str]) -> None:
     snippet = shown.snippet(begin)

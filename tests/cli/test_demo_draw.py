@@ -13,6 +13,8 @@ from inlay import demo
 from inlay.cli.demo_draw import SHOWN, blocks
 from tests.cli.test_demo import Shown, demonstrated
 
+pytestmark = pytest.mark.extensions("stages")
+
 EXAMPLES = demo.drawn_examples().examples
 
 

@@ -15,6 +15,8 @@ from tests.serving import free_port
 from tests.transport.conftest import nats_server
 from tests.transport.nats_server import NatsServer
 
+pytestmark = pytest.mark.extensions("tools")
+
 __all__ = ["nats_server"]
 
 

@@ -14,6 +14,8 @@ from inlay.cli import main
 from inlay.client import EmbeddedPrompt, PromptEmbedder, load, loads
 from tests.models import tiny
 
+pytestmark = pytest.mark.extensions("tools")
+
 TEXT = "the harbour town counts"
 MESSAGES = [{"role": "user", "content": "Where is the town?"}]
 

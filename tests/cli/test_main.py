@@ -60,6 +60,7 @@ def test_the_package_is_the_command() -> None:
     assert done.stdout == f"inlay {inlay.__version__} (build {build_id()})\n"
 
 
+@pytest.mark.extensions("tools")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -88,6 +89,7 @@ def test_words_that_make_no_sense_are_one_line_and_status_2(
     assert captured.out == ""
 
 
+@pytest.mark.extensions("tools")
 def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["embeds", "--help"], {}) == 0
     said = capsys.readouterr().out

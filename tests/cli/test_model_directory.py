@@ -232,6 +232,7 @@ def test_weights_of_nan_are_never_announced_as_ready(tmp_path: Path, task: str) 
     assert "serving" not in done.stderr
 
 
+@pytest.mark.extensions("stages")
 @pytest.mark.parametrize("engine", ["diffusers", "vllm-omni"])
 def test_engines_of_images_take_pipelines_alone(tmp_path: Path, engine: str) -> None:
     settings = EngineSettings.model_validate({"model": str(tmp_path), "engine": engine})

@@ -1,9 +1,12 @@
 """The pages of references are what the code says: settings classes and types of requests."""
 
+import pytest
 from scripts import api_reference
 from scripts.reference import PAGE
 
 from inlay.cli.reference import reference
+
+pytestmark = pytest.mark.extensions()
 
 
 def test_the_reference_page_is_current() -> None:

@@ -80,6 +80,7 @@ async def ends_well(stream: Stream) -> None:
     assert found[-1].finish_reason == "length"
 
 
+@pytest.mark.extensions("stages")
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_of_one_request_is_its_own_error_and_another_goes_on(
     plane: DirectPlane, fault: str, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +107,7 @@ async def test_a_fault_while_a_request_is_stopped_ends_no_other(plane: DirectPla
     await ends_well(worker.send(request("next", 3000)))
 
 
+@pytest.mark.extensions("stages")
 async def test_what_cannot_be_held_up_is_ended() -> None:
     class Unstoppable(ScriptedStage):
         def pause(self, request_id: str, paused: bool) -> None:

@@ -24,6 +24,8 @@ from tests.live import SECRET
 from tests.router.scripted_stages import ScriptedStage, kept_by, stage_request
 from tests.router.test_stages import prompt_payload
 
+pytestmark = pytest.mark.extensions("stages")
+
 BOUND = 1 << 28
 
 
