@@ -27,6 +27,7 @@ from inlay.http.server import OFFLOAD_BYTES, Call, Server, preparing_for
 from inlay.messages.request import Task
 from inlay_batches.files import Files
 from inlay_batches.lines import LineRequest, Outcome, answered, seed_of, with_seed
+from inlay_batches.matrix import row_of, with_base64
 from inlay_batches.records import BatchRecord
 from inlay_batches.work import Check
 
@@ -190,6 +191,9 @@ class ServerWork:
     async def answer(self, number: int, request: LineRequest) -> Outcome:
         """As `Work.answer`."""
         body = request.body
+        matrix = self._record.output_format != "jsonl"
+        if matrix:
+            body = with_base64(body)
         if self._endpoint.seeded:
             body = self._seeded(request)
         tries, wait = 0, _WAIT_SECONDS
@@ -202,11 +206,27 @@ class ServerWork:
                 wait = min(2 * wait, _MOST_SECONDS)
                 continue
             tries += 1
+            if matrix and status == 200:
+                return self._in_matrix(number, request, request_id, text)
             if (status < 500 and status != 429) or tries >= TRIES:
                 return answered(
                     self._record.id, number, request.custom_id, status, request_id, text
                 )
             await asyncio.sleep(_WAIT_SECONDS)
+
+    def _in_matrix(
+        self, number: int, request: LineRequest, request_id: str, text: bytes
+    ) -> Outcome:
+        row = row_of(text)
+        if row is None:
+            error = InvalidRequestError(
+                "a line of a batch whose output is a matrix has one input", param="input"
+            )
+            status, text, vector = error.status, error_json(error), b""
+        else:
+            status, text, vector = 200, row.body, row.vector
+        outcome = answered(self._record.id, number, request.custom_id, status, request_id, text)
+        return outcome._replace(vector=vector)
 
     def _seeded(self, request: LineRequest) -> bytes:
         seed = msgspec.json.decode(request.body, type=_Seed).seed

@@ -7,6 +7,7 @@ from typing import BinaryIO
 import msgspec
 
 from inlay.base.errors import NotFoundError, OverloadedError, RateLimitedError
+from inlay_batches.matrix import write_matrix
 from inlay_batches.records import BatchRecord, FileRecord, decode, encode, new_id
 from inlay_batches.storage.api import Storage
 from inlay_batches.storage.contents import Contents, age_of, new_name
@@ -167,6 +168,19 @@ class Files:
                     pieces,
                 )
                 await self.storage.swap(f"{owner}.{id_}", encode(file), 0)
+        await self._publish_matrix(owner, record, made, made + int(ttl))
+
+    async def _publish_matrix(
+        self, owner: str, record: BatchRecord, made: int, expires: int
+    ) -> None:
+        id_, form = record.matrix_file_id, record.output_format
+        if id_ is None or form == "jsonl" or (await self.find(owner, id_))[1] is not None:
+            return
+        pieces = await write_matrix(self.contents, record.matrix, record.rows, record.width, form)
+        size = sum(piece.size for piece in pieces)
+        name = f"{record.id}.{form}"
+        file = FileRecord(id_, name, "batch_output", size, made, expires, tuple(pieces))
+        await self.storage.swap(f"{owner}.{id_}", encode(file), 0)
 
     async def sweep(self, ended_ttl: float, orphan_seconds: float) -> int:
         """Remove what has expired, and contents that nobody names; the number of both."""

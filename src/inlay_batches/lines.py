@@ -170,12 +170,14 @@ class Outcome(NamedTuple):
         text: its line in a file, with a line's end.
         status: HTTP status; None where it did not run.
         usage: tokens.
+        vector: float32, where it goes to a matrix and not into the line.
     """
 
     number: int
     text: bytes
     status: int | None
     usage: UsageSum = UsageSum()
+    vector: bytes = b""
 
 
 class _Response(msgspec.Struct, frozen=True):

@@ -127,6 +127,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         usage: of all lines that are done.
         output: content of the output file so far.
         error: content of the error file so far.
+        matrix: rows of the matrix so far, where `output_format` is one.
+        width: elements of such a row.
+        rows: lines of the input file up to its last request, blank ones counted.
         output_file_id: once it is finalizing, if there is such a file.
         error_file_id: likewise.
         matrix_file_id: likewise.
@@ -159,6 +162,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     usage: UsageSum = UsageSum()
     output: tuple[Piece, ...] = ()
     error: tuple[Piece, ...] = ()
+    matrix: tuple[Piece, ...] = ()
+    width: int = 0
+    rows: int = 0
     output_file_id: str | None = None
     error_file_id: str | None = None
     matrix_file_id: str | None = None
@@ -172,7 +178,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @property
     def pieces(self) -> Iterable[Piece]:
         """Yield all contents that it names."""
-        yield from (*self.input, *self.output, *self.error)
+        yield from (*self.input, *self.output, *self.error, *self.matrix)
         if self.held is not None:
             yield self.held
 

@@ -17,6 +17,7 @@ from inlay.base import liveness
 from inlay.base.errors import OverloadedError
 from inlay_batches.held import RENEW_SECONDS, HeldBatch, replace
 from inlay_batches.lines import Line, Outcome, blocks_of, not_run, read_line
+from inlay_batches.matrix import piece_of
 from inlay_batches.records import (
     ENDS,
     BatchRecord,
@@ -72,6 +73,8 @@ class _Checkpoint(NamedTuple):
     completed: int
     usage: UsageSum
     resume: Place
+    matrix: Piece | None = None
+    width: int = 0
 
     def added(self, record: BatchRecord) -> BatchRecord:
         """Return a record that has them, which it may have already."""
@@ -86,6 +89,8 @@ class _Checkpoint(NamedTuple):
             failed=record.failed + len(self.numbers) - self.completed,
             usage=record.usage + self.usage,
             resume=self.resume,
+            matrix=record.matrix if self.matrix is None else (*record.matrix, self.matrix),
+            width=self.width or record.width,
         )
 
 
@@ -238,7 +243,9 @@ class Runner:
                 return ended.at("failed", self._clock())
             if record.status == "validating":
                 record = record.at("in_progress", self._clock())
-            return replace(record, total=found.total, model=found.model, held=found.held)
+            return replace(
+                record, total=found.total, model=found.model, held=found.held, rows=found.rows
+            )
 
         await self._patient(lambda: self._held.change(checked))
         self._tell()
@@ -339,7 +346,7 @@ class Runner:
         if not self._done:
             asyncio.get_running_loop().call_later(self._pace.piece_seconds, self._due.set)
         self._done.append(outcome)
-        self._done_bytes += len(outcome.text)
+        self._done_bytes += len(outcome.text) + len(outcome.vector)
         if self._is_full:
             self._due.set()
         self._changed.set()
@@ -372,12 +379,12 @@ class Runner:
         checkpoint = await self._patient(lambda: self._kept(outcomes, resume if not rest else None))
         await self._patient(lambda: self._held.change(checkpoint.added))
         self._done = self._done[len(outcomes) :]
-        self._done_bytes -= sum(len(outcome.text) for outcome in outcomes)
+        self._done_bytes -= sum(len(each.text) + len(each.vector) for each in outcomes)
         if self._done:
             asyncio.get_running_loop().call_later(self._pace.piece_seconds, self._due.set)
         self._changed.set()
         record = self._held.record
-        kept = sum(piece.size for piece in (*record.output, *record.error))
+        kept = sum(piece.size for piece in (*record.output, *record.error, *record.matrix))
         if self._stop is None and not await self._patient(lambda: self._work.has_room(kept)):
             await self._patient(
                 lambda: self._held.change(lambda found: replace(found, stop="storage_full"))
@@ -395,13 +402,15 @@ class Runner:
             len(good),
             sum((outcome.usage for outcome in outcomes), UsageSum()),
             self._held.record.resume if resume is None else resume,
+            await self._written(f"{name}-matrix", piece_of(good)),
+            len(good[0].vector) // 4 if good else 0,
         )
 
     async def _piece(self, name: str, outcomes: Iterable[Outcome]) -> Piece | None:
-        data = b"".join(outcome.text for outcome in outcomes)
-        if not data:
-            return None
-        return await self._contents.write(name, data)
+        return await self._written(name, b"".join(outcome.text for outcome in outcomes))
+
+    async def _written(self, name: str, data: bytes) -> Piece | None:
+        return await self._contents.write(name, data) if data else None
 
     # The end.
 
@@ -416,6 +425,7 @@ class Runner:
             stop=stop,
             output_file_id=new_id("file-") if record.output else None,
             error_file_id=new_id("file-") if record.error else None,
+            matrix_file_id=new_id("file-") if record.matrix else None,
             input=(),
         ).at("finalizing", self._clock())
 
@@ -428,7 +438,7 @@ class Runner:
             problems = record.problems
             if record.stop == "storage_full":
                 problems = (*problems, _FULL)
-            record = replace(record, output=(), error=(), held=None, problems=problems)
+            record = replace(record, output=(), error=(), matrix=(), held=None, problems=problems)
             return record.at(ENDS[record.stop], self._clock())
 
         await self._patient(lambda: self._held.change(ended))

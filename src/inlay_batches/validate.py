@@ -63,6 +63,7 @@ class Validation:
         self._refs: set[bytes] = set()
         self._problems: list[LineProblem] = []
         self._model: str | None = None
+        self._rows = 0
 
     async def run(self) -> BatchRecord:
         """Return the record with `problems`, or with `total`, `model` and `held`.
@@ -86,7 +87,9 @@ class Validation:
         held = None
         if self._refs:
             held = await self._contents.write(new_name("held"), b"\n".join(sorted(self._refs)))
-        return msgspec.structs.replace(record, total=len(self._seen), model=self._model, held=held)
+        return msgspec.structs.replace(
+            record, total=len(self._seen), model=self._model, held=held, rows=self._rows
+        )
 
     def _check_all(self, block: list[Line]) -> None:
         for line in block:
@@ -110,6 +113,7 @@ class Validation:
             return
         request = read_line(line, self._record.endpoint, self._work.max_line_bytes)
         self._seen.add(request.custom_id, line.number + 1)
+        self._rows = line.number + 1
         try:
             model = self._work.check(request.body)
         except InvalidRequestError as error:

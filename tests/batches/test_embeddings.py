@@ -3,12 +3,14 @@
 import base64
 import json
 from collections.abc import Iterator
+from io import BytesIO
 from typing import Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
+from safetensors.numpy import load
 
 from inlay.store.settings import BatchSettings
 from tests.batches.test_batches import begin, client_of, ended, line, rows
@@ -70,3 +72,29 @@ def test_a_line_that_is_too_long_fails_alone(client: openai.OpenAI) -> None:
     assert error["error"] is None
     assert set(rows(client, batch.output_file_id)) == {"ok"}
     assert json.dumps(error)
+
+
+@pytest.mark.parametrize("form", ["npy", "safetensors"])
+def test_vectors_come_as_one_matrix_in_the_order_of_the_lines(
+    client: openai.OpenAI, embed_url: str, form: str
+) -> None:
+    texts = TEXTS[:9]
+    parts = [line(f"t{n}", "/v1/embeddings", {"input": text}) for n, text in enumerate(texts)]
+    parts.insert(3, line("long", "/v1/embeddings", {"input": "a " * 5000}))
+    parts.insert(5, line("two", "/v1/embeddings", {"input": ["a", "b"]}))
+    batch = ended(
+        client,
+        begin(client, b"".join(parts), "/v1/embeddings", extra_body={"output_format": form}),
+    )
+    found = rows(client, batch.output_file_id)
+    assert set(found) == {f"t{n}" for n in range(9)}
+    assert {each["response"]["body"]["data"] == [] for each in found.values()} == {True}
+    assert found["t0"]["response"]["body"]["usage"]["prompt_tokens"] > 0
+    assert set(rows(client, batch.error_file_id)) == {"long", "two"}
+    data = client.files.content(batch.matrix_file_id).read()  # type: ignore[attr-defined]
+    matrix = np.load(BytesIO(data)) if form == "npy" else load(data)["embeddings"]
+    assert matrix.shape[0] == 11
+    assert np.flatnonzero(np.isnan(matrix).any(axis=1)).tolist() == [3, 5]
+    answer = httpx.post(f"{embed_url}/v1/embeddings", json={"input": texts}).json()
+    expected = np.array([each["embedding"] for each in answer["data"]], np.float32)
+    np.testing.assert_allclose(np.delete(matrix, [3, 5], axis=0), expected, atol=2e-6)
