@@ -30,7 +30,7 @@ class _Seen:
     def __init__(self) -> None:
         self._digests = array("Q")
         self._more = array("Q")
-        self._lines = array("L")
+        self._lines = array("I")
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -45,7 +45,9 @@ class _Seen:
         """Yield (line, earlier line of the same id), not in order."""
         digests = np.frombuffer(self._digests, np.uint64)
         order = np.argsort(digests, kind="stable")
-        same = np.flatnonzero(digests[order[1:]] == digests[order[:-1]])
+        ordered = digests[order]
+        same = np.flatnonzero(ordered[1:] == ordered[:-1])
+        del ordered
         for index in same:
             first, second = int(order[index]), int(order[index + 1])
             if self._more[first] == self._more[second]:

@@ -3,6 +3,7 @@
 import asyncio
 from io import BytesIO
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -43,12 +44,8 @@ def test_rows_stand_in_the_order_of_the_lines(
         written = await write_matrix(contents, pieces, 40, width, form)
         return b"".join([await contents.read(piece) for piece in written])
 
-    before = module.PIECE_BYTES
-    module.PIECE_BYTES = 64
-    try:
+    with patch.object(module, "PIECE_BYTES", 64):
         data = asyncio.run(act())
-    finally:
-        module.PIECE_BYTES = before
     found = np.load(BytesIO(data)) if form == "npy" else load(data)["embeddings"]
     vectors[sorted(lost)] = np.nan
     np.testing.assert_array_equal(found, vectors)

@@ -321,6 +321,27 @@ def test_a_released_batch_goes_on_where_it_was() -> None:
     run(act)
 
 
+def test_stored_prompts_that_lines_name_are_held_while_the_batch_lives() -> None:
+    refs = ["pe-" + letter * 32 for letter in "ab"]
+
+    async def act(place: Place) -> None:
+        await place.create(
+            line("a", prompt_embeds={"ref": refs[1]}) + line("b", x={"ref": refs[0]}) + line("c")
+        )
+        async with place.owned("one") as (runner, work):
+            work.gate = asyncio.Event()
+            running = asyncio.create_task(runner.run())
+            await work.reached(3)
+            async with asyncio.timeout(30):
+                while not work.held:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            assert work.held == refs
+            work.gate.set()
+            await running
+
+    run(act)
+
+
 def problems(data: bytes) -> list[tuple[str, int | None, str | None]]:
     found: list[tuple[str, int | None, str | None]] = []
 

@@ -457,3 +457,15 @@ def test_bounds_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(InvalidRequestError, match="got"):
         PromptStore(SECRET, memory_bytes=memory, disk_bytes=disk, ttl=ttl, max_entries=entries)
+
+
+def test_a_touch_starts_the_time_to_live_again(store: PromptStore, clock: Clock) -> None:
+    stored = put(store, "alice", 1)
+    for _ in range(3):
+        clock.now += TTL * 0.9
+        assert store.touch("alice", stored.id).expires_at == clock.now + TTL
+    with pytest.raises(NotFoundError):
+        store.touch("bob", stored.id)
+    clock.now += TTL
+    with pytest.raises(NotFoundError):
+        store.touch("alice", stored.id)

@@ -14,7 +14,7 @@ from inlay.messages.prompt import Buffer
 from inlay.store.sealing import CHUNK_BYTES, TAG_BYTES, FileSealer, SealError, sealed_size
 from inlay_batches.storage.api import Storage
 
-PIECE_BYTES = 4 * 1024 * 1024
+PIECE_BYTES = 1024 * 1024
 """Bytes of a piece at most: what a reader and a writer of a file hold of it."""
 
 SALT_BYTES = 32
