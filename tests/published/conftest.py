@@ -34,19 +34,20 @@ class Servers:
 
     def __init__(self) -> None:
         self._running = ExitStack()
-        self._path: Path | None = None
+        self._runs: tuple[Path, str] | None = None
         self._served: Served | None = None
 
-    def of(self, name: str, *, gguf: bool = False) -> Served:
+    def of(self, name: str, *, gguf: bool = False, activations: str = "auto") -> Served:
         """The server of a checkpoint, with every core and rows allowed, otherwise as it comes.
 
         Args:
             name: of the checkpoint.
             gguf: of the file that its directory was made from.
+            activations: what weights in blocks are multiplied with.
         """
         directory = checkpoint(name)
         path = file_of(name) if gguf else directory
-        if self._path != path or self._served is None:
+        if self._runs != (path, activations) or self._served is None:
             self.end()
             self._served = self._running.enter_context(
                 serving(
@@ -54,11 +55,13 @@ class Servers:
                     "--served-model-name",
                     "m",
                     "--enable-prompt-embeds",
+                    "--activations",
+                    activations,
                     environment={"OMP_NUM_THREADS": str(os.cpu_count())},
                     within=WITHIN,
                 )
             )
-            self._path = path
+            self._runs = path, activations
         return self._served
 
     def end(self) -> None:

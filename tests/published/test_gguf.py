@@ -68,11 +68,21 @@ def test_rows_are_those_of_the_directory(name: str) -> None:
 def test_answers_are_those_of_the_directory_and_one_in_every_form(
     servers: Servers, name: str
 ) -> None:
-    server = servers.of(name, gguf=True)
+    server = servers.of(name, gguf=True, activations="exact")
     with httpx.Client(base_url=server.url, timeout=400) as http:
         expect_checked(http)
         (entry,) = http.get("/v1/models").json()["data"]
     assert entry["weights_form"].startswith("GGUF (Q")
+    assert entry["weights_form"].endswith("dequantised to bfloat16")
     all_forms_have_one_answer(server, file_of(name), CODE)
     found = said(server)
     assert found == said(servers.of(name))
+
+
+def test_in_blocks_every_form_has_one_answer_too(servers: Servers, name: str) -> None:
+    server = servers.of(name, gguf=True)
+    with httpx.Client(base_url=server.url, timeout=400) as http:
+        expect_checked(http)
+        (entry,) = http.get("/v1/models").json()["data"]
+    assert entry["weights_form"].endswith("activations int8")
+    all_forms_have_one_answer(server, file_of(name), CODE)

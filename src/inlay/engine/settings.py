@@ -170,6 +170,11 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     """Equal outputs in bfloat16, bit by bit, whatever is computed beside a request, its chunks, or
     where it was resumed. Torch engine: some models, CPUs with AVX512-BF16; unless set, where it
     costs nothing (no AMX, no LoRA). vllm: its own VLLM_BATCH_INVARIANT, on GPUs."""
+    activations: Literal["auto", "exact", "int8"] = "auto"
+    """Rounding of what a GGUF file's blocks are multiplied with, on a CPU (torch engine). int8: to
+    integers of eight bits with a scale for each 32; weights stay in their blocks, in memory too.
+    exact: none; weights are dequantised when the model is loaded. auto: int8 where there are
+    kernels for this CPU (AVX2), else exact."""
     speculative_config: str | None = None
     """Speculative decoding, as vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 8,
     "prompt_lookup_min": 2, "prompt_lookup_max": 5}. Methods of the torch engine: ngram (unless set,

@@ -131,8 +131,11 @@ _MEDIA = frozenset({"encoder_cache_bytes", "task encode", "language_model_only"}
 _LIBRARY = frozenset({"engine_arguments", "kv_transfer_config", "connector"})
 """Options that another library reads."""
 
+_BLOCKS = frozenset({"activations"})
+"""Options of weights in the blocks of GGUF."""
+
 _OPTIONS = (
-    IMAGES | _PAGES | _MEDIA | _LIBRARY
+    IMAGES | _BLOCKS | _PAGES | _MEDIA | _LIBRARY
     | {
         "enable_lora", "task score", "gpu_memory_utilization", "mm_processor_kwargs", "role",
         "speculative_config", "batch_invariant", "tensor_parallel_size",
@@ -165,7 +168,7 @@ _CORE: Mapping[str, EngineSpec] = {
         library="vllm",
         title="vLLM",
         missing=f"vLLM {ELSEWHERE}",
-        options=_OPTIONS - IMAGES - _MEDIA - _PAGES,
+        options=_OPTIONS - IMAGES - _BLOCKS - _MEDIA - _PAGES,
         hints={
             "enable_kv_fetch": "; it has --connector",
             "kv_offloading_size": "; after -- it is vLLM's own",

@@ -63,21 +63,24 @@ def for_other_engines(directory: Path) -> Path:
     return until_the_end.enter_context(tidied(directory, every_file=True))
 
 
-def weights_form(path: Path, dtype: str) -> str:
+def weights_form(path: Path, dtype: str, activations: str = "") -> str:
     """Return the form of the weights in files, and what is made of them; "" for plain tensors.
 
     Args:
         path: of the model.
         dtype: that it is computed in.
+        activations: what these are rounded to in products with the blocks, if with these.
     """
     types = types_in(path)
-    return f"GGUF ({', '.join(types)}), dequantised to {dtype}" if types else ""
+    made = f"activations {activations}" if activations else f"dequantised to {dtype}"
+    return f"GGUF ({', '.join(types)}), {made}" if types else ""
 
 
-def weights_id(directory: Path) -> str:
+def weights_id(directory: Path, activations: str = "") -> str:
     """Return 32 hex digits: BLAKE3 of the configuration and of samples of every tensor.
 
-    Of a tensor: name, dtype, shape and sampled blocks. Its file does not count.
+    Of a tensor: name, dtype, shape and sampled blocks. Its file does not count; what `activations`
+    are rounded to does, for it changes every number.
     """
     config = {key: value for key, value in config_of(directory).items() if key not in _VOLATILE}
     hasher = blake3(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
@@ -91,4 +94,6 @@ def weights_id(directory: Path) -> str:
                         stream.fileno(), min(_BLOCK, tensor.nbytes - start), tensor.offset + start
                     )
                 )
+    if activations:
+        hasher.update(f"\nactivations:{activations}\n".encode())
     return hasher.digest(16).hex()

@@ -302,7 +302,7 @@ def card_of(
         aliases=tuple(names[1:]),
         path=model.path,
         weights_id=model.weights_id,
-        weights_form=weights_form(Path(model.path), core.dtype),
+        weights_form=weights_form(Path(model.path), core.dtype, model.activations),
         dtype=core.dtype,
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,

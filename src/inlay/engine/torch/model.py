@@ -28,7 +28,7 @@ from inlay.engine.torch.attention.recurrent import RecurrentStates, keep_states
 from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.body_arguments import has_inputs_per_layer, inner_features
-from inlay.engine.torch.cache.kv_layout import PageGroup, group_layers
+from inlay.engine.torch.cache.kv_layout import page_groups
 from inlay.engine.torch.checks import check_recurrent
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
@@ -51,6 +51,7 @@ from inlay.engine.torch.weights.families import (
     family_of,
 )
 from inlay.engine.torch.weights.fused import fuse, fuse_on_gpu
+from inlay.engine.torch.weights.gguf import block_products
 from inlay.engine.torch.weights.invariance import make_invariant
 from inlay.engine.torch.weights.latent import keep_latent
 from inlay.engine.torch.weights.linear import accelerate, least_rows
@@ -83,7 +84,8 @@ class CausalModel:
         windows: window of each page group.
         eos_token_ids: the model's own end tokens.
         default_sampling: fields of `Sampling` set by its generation config.
-        weights_id: identity of configuration and weights, 32 hex digits.
+        activations: what products round activations to, "int8" or "".
+        weights_id: identity of configuration, weights and `activations`, 32 hex digits.
         embedding_table_id: identity of the input embedding table, 32 hex digits.
         embedding_abs_max: the table's largest absolute value, after the model's own scale.
         refuses_rows: why embedding vectors cannot be prompts, or None.
@@ -114,6 +116,7 @@ class CausalModel:
         language_only: bool = False,
         group: TensorParallelGroup | None = None,
         batch_invariant: bool | None = None,
+        activations: str = "",
     ) -> None:
         """Wrap the parts of a transformers model (`split_tower`); use `load`.
 
@@ -164,7 +167,7 @@ class CausalModel:
         self.layers: tuple[LayerShape, ...] = observe(model.base_model, recurrent=self.recurrent)
         self.least_page_size = least_page_size(self.layers, self.dtype)
         check_windows(config, self.layers)
-        self.page_groups = _page_groups(self.layers, max_model_len)
+        self.page_groups = page_groups(self.layers, max_model_len)
         self.decoder_layers: tuple[nn.Module, ...] = tuple(getattr(model.base_model, "layers", ()))
         self.projector: Projector | None = None
         self.windows = tuple(group.window for group in self.page_groups)
@@ -181,7 +184,8 @@ class CausalModel:
             self.batch_invariant = False
         self.eos_token_ids = eos_token_ids(generation, config.eos_token_id)
         self.default_sampling = default_sampling(generation)
-        self.weights_id = weights_id(directory)
+        self.activations = activations
+        self.weights_id = weights_id(directory, activations)
         self.embedding_table_id = table.id
         self.embedding_abs_max = table.abs_max()
         self._per_layer = has_inputs_per_layer(config)
@@ -220,6 +224,8 @@ class CausalModel:
             drop_tower_layers(parsed)
 
         dtype = dtype_of(settings.dtype, config, device)
+        integers = block_products(settings, directory, device)
+        activations = "" if integers is None else "int8"
 
         def read() -> tuple[Any, Any]:
             model = load(
@@ -231,6 +237,7 @@ class CausalModel:
                 ),
                 config=copy.deepcopy(parsed),
                 keep_quantised=device.type == "cpu",
+                integers=integers,
                 # A model that is divided fits no one device as a whole.
                 device=None if device.type == "cpu" or group is not None else device,
             )
@@ -254,6 +261,7 @@ class CausalModel:
                 language_only=language_only,
                 group=group,
                 batch_invariant=settings.batch_invariant,
+                activations=activations,
             )
 
         rows = family.refuses_rows is None and not has_inputs_per_layer(text)
@@ -267,7 +275,8 @@ class CausalModel:
             found = wrap(read(), ModuleCheck(plain=group.plain))
         else:
             variant = device, settings.enable_lora, settings.batch_invariant, group and group.size
-            subject = Subject(weights_id(directory), dtype, (family, max_model_len), variant)
+            weights = weights_id(directory, activations)
+            subject = Subject(weights, dtype, (family, max_model_len), variant)
             shadow = partial(shadow_of, cls, parsed, family, max_model_len, rows=rows)
             steps = Steps(read, wrap, reference, judge, shadow)
             found = checked(settings.self_check, subject, steps)
@@ -489,9 +498,3 @@ def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
         name: copy.copy(value) if isinstance(value, dict) else value
         for name, value in attributes.items()
     }
-
-
-def _page_groups(layers: tuple[LayerShape, ...], max_model_len: int) -> tuple[PageGroup, ...]:
-    """Divide layers into page groups; one group if their shapes per position differ."""
-    alike = len({layer.page for layer in layers}) == 1
-    return group_layers([layer.window if alike else None for layer in layers], max_model_len)

@@ -20,6 +20,7 @@ import torch
 
 from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.windows import Window, first_seen, size_of
 from inlay.messages.fields import check_length
 from inlay.messages.request import Request
@@ -53,6 +54,12 @@ class PageGroup(NamedTuple):
 
     window: Window
     layers: tuple[int, ...]
+
+
+def page_groups(layers: Sequence[LayerShape], max_model_len: int) -> tuple[PageGroup, ...]:
+    """Divide layers as `group_layers` does; one group if their shapes per position differ."""
+    alike = len({layer.page for layer in layers}) == 1
+    return group_layers([layer.window if alike else None for layer in layers], max_model_len)
 
 
 def group_layers(windows: Sequence[Window], max_model_len: int) -> tuple[PageGroup, ...]:

@@ -170,17 +170,22 @@ void place(Panel* panel, int64_t inputs, int64_t output, int64_t unit, Unpacked&
             there |= (code >> first & mask) << at;
     };
     if (FROM_PANEL) std::memset(block.codes, 0, F::INPUTS);
-    for (int64_t i = 0; i < F::INPUTS; i++) {
-        auto* lines = panel + (unit * F::BLOCKS + i / BLOCK) * F::CODES + output * 4 + i % 4;
-        const int step = i % BLOCK / 4;
-        uint8_t& code = block.codes[i];
-        if constexpr (F::BITS == 8) {
-            part(lines[step * LINE], code, 0, 8, 0);
-        } else {
-            part(lines[step / 2 * LINE], code, 0, 4, step % 2 * 4);
-            if constexpr (F::BITS == 5) part(lines[4 * LINE], code, 4, 1, step);
-            if constexpr (F::BITS == 6) part(lines[(4 + step / 4) * LINE], code, 4, 2, step % 4 * 2);
-        }
+    for (int64_t b = 0; b < F::BLOCKS; b++) {
+        auto* lines = panel + (unit * F::BLOCKS + b) * F::CODES + output * 4;
+        uint8_t* codes = block.codes + b * BLOCK;
+#pragma GCC unroll 8
+        for (int step = 0; step < 8; step++)
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                uint8_t& code = codes[step * 4 + i];
+                if constexpr (F::BITS == 8) {
+                    part(lines[step * LINE + i], code, 0, 8, 0);
+                } else {
+                    part(lines[step / 2 * LINE + i], code, 0, 4, step % 2 * 4);
+                    if constexpr (F::BITS == 5) part(lines[4 * LINE + i], code, 4, 1, step);
+                    if constexpr (F::BITS == 6) part(lines[(4 + step / 4) * LINE + i], code, 4, 2, step % 4 * 2);
+                }
+            }
     }
     auto* scales = panel + inputs / BLOCK * F::CODES + unit * F::SCALES;
     move(scales + output * 2, block.scale);
@@ -207,16 +212,19 @@ bool is_finite(const Unpacked& block) {
 template <int TYPE>
 void dequantise(const Unpacked& block, float* to) {
     using F = Format<TYPE>;
-    for (int64_t i = 0; i < F::INPUTS; i++) {
+    constexpr int64_t SHARED = F::SHARED ? F::SHARED : BLOCK;
+    for (int64_t first = 0; first < F::INPUTS; first += SHARED) {
         float scale = wide<TYPE>(block.scale), min = F::MINS ? wide<TYPE>(block.min) : 0.0f;
         if constexpr (F::SHARED != 0) {
-            scale *= block.fine[i / F::SHARED];
-            if (F::MINS) min *= block.fine_mins[i / BLOCK];
+            scale *= block.fine[first / SHARED];
+            if (F::MINS) min *= block.fine_mins[first / BLOCK];
         }
-        int code = block.codes[i];
-        if constexpr (F::TABLE != nullptr) code = F::TABLE[code];
-        const float product = scale * static_cast<float>(code - F::OFFSET);
-        to[i] = F::MINS ? product - min : product;
+        for (int64_t i = first; i < first + SHARED; i++) {
+            int code = block.codes[i];
+            if constexpr (F::TABLE != nullptr) code = F::TABLE[code];
+            const float product = scale * static_cast<float>(code - F::OFFSET);
+            to[i] = F::MINS ? product - min : product;
+        }
     }
 }
 

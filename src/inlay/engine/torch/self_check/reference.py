@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.modeling_utils import AttentionInterface
 
 from inlay.engine.pool_reference import KEPT, PoolReference
@@ -306,7 +305,8 @@ class _Dequantised:
 
     def __call__(self, x: Tensor) -> Tensor:
         weight: Any = self._linear.weight
-        return F.linear(x, weight.quantised.dense().to(x.dtype), self._linear.bias)
+        found: Tensor = weight.quantised.product(x, self._linear.bias)
+        return found
 
 
 class Capture:

@@ -16,6 +16,7 @@ from transformers.utils.logging import set_tqdm_hook
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.checks import dtype_name
+from inlay.engine.torch.native.integers import Integers
 from inlay.engine.torch.weights.families import next_token_layers
 from inlay.engine.torch.weights.gguf import gguf_weights
 from inlay.engine.torch.weights.quantised.reading import (
@@ -43,6 +44,7 @@ def load(
     spared: str | tuple[str, ...] = (),
     config: Any = None,
     keep_quantised: bool = False,
+    integers: Integers | None = None,
     device: torch.device | None = None,
     rename: Callable[[str], str | None] | None = None,
 ) -> Any:
@@ -58,6 +60,8 @@ def load(
             layers, whose weights are not read then.
         keep_quantised: leave a `KeptWeight` in linear layers whose weights are quantised, for
             `accelerate`; otherwise they are dequantised.
+        integers: products for which weights in GGUF's blocks stay in them, with `keep_quantised`;
+            None: these are dequantised.
         device: read weights straight to it, so that the model need not fit into host memory; None:
             to the CPU.
         rename: returns the model's name of a tensor in the files, None for one to leave out;
@@ -70,7 +74,7 @@ def load(
     """
     transformers_logging.disable_progress_bar()
     check_tensors(directory)
-    kept = KeptWeights(dtype) if keep_quantised else None
+    kept = KeptWeights(dtype, integers) if keep_quantised else None
     try:
         with (
             tidied(directory) as tidy,
@@ -133,7 +137,7 @@ def _weights(
     """
     if is_gguf(directory):
         config = parsed_config(directory) if parsed is None else parsed
-        named = gguf_weights(directory, dtype, rename or str)
+        named = gguf_weights(directory, dtype, rename or str, kept)
         yield {"pretrained_model_name_or_path": None, "config": config, "state_dict": named}
         return
     config = config_of(directory)

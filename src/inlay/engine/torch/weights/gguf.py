@@ -1,4 +1,7 @@
-"""The state dict of a GGUF file, for transformers: dequantised as it is read."""
+"""The state dict of a GGUF file, for transformers: read as it is accessed.
+
+Weights are dequantised, or kept in their blocks where there are products with these.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.tensors.blocks import dequantise
+from inlay.base.errors import InvalidRequestError
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.native.integers import Integers, integers
+from inlay.engine.torch.weights.quantised.blocks import BlockWeight
+from inlay.engine.torch.weights.quantised.reading import KeptWeights
+from inlay.tensors.blocks import TYPES, dequantise
 from inlay.tensors.checkpoint import stored_tensors
+from inlay.tensors.gguf import types_in
 from inlay.tensors.gguf_model import read_blocks, read_values
 from inlay.tensors.stored import StoredTensor
 
@@ -17,8 +26,39 @@ _CHUNK = 1 << 22
 """Values that are there in float32 at a time."""
 
 
+def block_products(settings: EngineSettings, path: Path, device: torch.device) -> Integers | None:
+    """Return products for which weights stay in their blocks; None where they are dequantised.
+
+    Args:
+        settings: of the engine.
+        path: of the model.
+        device: that it is computed on.
+
+    Raises:
+        InvalidRequestError: int8 was asked for, and cannot be; the message says why.
+    """
+    if settings.activations == "exact":
+        return None
+    in_blocks = any(TYPES[type_].elements > 1 for type_ in types_in(path))
+    reason, found = "", None
+    if not in_blocks:
+        reason = f"the weights of {path} are not in blocks of a GGUF file"
+    elif device.type != "cpu":
+        reason = f"it is for CPUs, and the model is on {device.type}"
+    elif settings.tensor_parallel_size > 1:
+        reason = "blocks are not divided over ranks (--tensor-parallel-size)"
+    elif (found := integers()) is None:
+        reason = "it needs a CPU with AVX2, and a C++ compiler or compiled kernels"
+    if reason and settings.activations == "int8":
+        raise InvalidRequestError(f"--activations int8: {reason}", param="activations")
+    return found
+
+
 def gguf_weights(
-    file: Path, dtype: torch.dtype, rename: Callable[[str], str | None]
+    file: Path,
+    dtype: torch.dtype,
+    rename: Callable[[str], str | None],
+    kept: KeptWeights | None = None,
 ) -> dict[str, Any]:
     """Return the `state_dict` for `from_pretrained`; each tensor is read when it is accessed.
 
@@ -26,12 +66,13 @@ def gguf_weights(
         file: of the model.
         dtype: of the weights.
         rename: returns the model's name of a tensor, None for one to leave out.
+        kept: gets the matrices that stay in blocks, if it has products with them.
 
     Raises:
         InvalidRequestError: as `stored_tensors`; when one is accessed, as `read_blocks`.
     """
     return {
-        name: _Weight(tensor, dtype)
+        name: _Weight(tensor, dtype, kept)
         for tensor in stored_tensors(file)
         if (name := rename(tensor.name)) is not None
     }
@@ -43,8 +84,20 @@ class _Weight:
 
     tensor: StoredTensor
     dtype: torch.dtype
+    kept: KeptWeights | None
 
     def __getitem__(self, index: Any) -> Tensor:
+        native = None if self.kept is None else self.kept.integers
+        shape, type_ = self.tensor.shape, TYPES[self.tensor.dtype].number
+        if (
+            self.kept is not None
+            and native is not None
+            and len(shape) == 2
+            and index is ...
+            and native.serves(type_, shape[1])
+        ):
+            blocks = torch.from_numpy(read_blocks(self.tensor))
+            return self.kept.add(BlockWeight.of(native, type_, blocks, *shape))
         return dense(self.tensor, self.dtype)[index]
 
 

@@ -11,7 +11,7 @@ Three replacements, each compared with the original before it is used:
 import copy
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from inlay.engine.torch.lora import LoraBank
 from inlay.engine.torch.native import Kernels, kernels
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.weights.linear_methods import (
+    BlockLinear,
     LinearMethod,
     PackedLinear,
     PlainLinear,
@@ -27,7 +28,12 @@ from inlay.engine.torch.weights.linear_methods import (
     differ,
     packs,
 )
-from inlay.engine.torch.weights.quantised.weight import KeptWeight, QuantisedWeight
+from inlay.engine.torch.weights.quantised.blocks import BlockWeight
+from inlay.engine.torch.weights.quantised.weight import (
+    AnyQuantised,
+    KeptWeight,
+    QuantisedWeight,
+)
 
 _LEAST_ROWS = 4
 """Minimum positions of a step on CPUs where oneDNN does the products; missing ones are padded.
@@ -225,6 +231,8 @@ class _Swap(NamedTuple):
         weight, bias = _stacked(linears)
         if isinstance(weight, QuantisedWeight):
             return QuantisedLinear(weight, bias)
+        if isinstance(weight, BlockWeight):
+            return BlockLinear(weight, bias, plain=True)
         return PlainLinear(weight, bias)
 
     def _fast(self, linears: Sequence[nn.Linear]) -> LinearMethod | None:
@@ -235,12 +243,14 @@ class _Swap(NamedTuple):
             if products is None:
                 return None
             return QuantisedLinear(weight, bias, products, invariant=self.invariant)
+        if isinstance(weight, BlockWeight):
+            return BlockLinear(weight, bias)
         if not self.pack:
             return None
         return PackedLinear(weight, bias, products=products, invariant=self.invariant)
 
 
-def _stacked(linears: Sequence[nn.Linear]) -> tuple[Tensor | QuantisedWeight, Tensor | None]:
+def _stacked(linears: Sequence[nn.Linear]) -> tuple[Tensor | AnyQuantised, Tensor | None]:
     """Return the weights of linears with one input, one below another, and their biases."""
     biases = [cast("Tensor | None", linear.bias) for linear in linears]
     bias = None
@@ -253,7 +263,8 @@ def _stacked(linears: Sequence[nn.Linear]) -> tuple[Tensor | QuantisedWeight, Te
         )
     kept = [linear.weight.quantised for linear in linears if isinstance(linear.weight, KeptWeight)]
     if kept:
-        return QuantisedWeight.joined(kept), bias
+        whole: AnyQuantised = type(kept[0]).joined(cast("Any", kept))
+        return whole, bias
     weights = [linear.weight.detach() for linear in linears]
     return weights[0] if len(weights) == 1 else torch.cat(weights), bias
 
@@ -266,7 +277,7 @@ def _join(weights: Sequence[Tensor]) -> bool:
     """Return True if one product can have all `weights`."""
     kept = [weight.quantised for weight in weights if isinstance(weight, KeptWeight)]
     if len(kept) in (0, len(weights)):
-        return all(above.joins(below) for above, below in pairwise(kept))
+        return all(above.joins(cast("Any", below)) for above, below in pairwise(kept))
     return False
 
 

@@ -6,7 +6,8 @@ All are one thing to the rest of the engine, `LinearMethod`. On a CPU:
   private to torch: if they are missing or disagree with `F.linear`, that is used instead. Products
   use native kernels on the same layout where those are faster, and agree with oneDNN's: with
   AVX512-BF16 and no AMX always, elsewhere in bfloat16 for a few rows;
-- `QuantisedLinear` keeps codes of four or eight bits, and reads them as they are.
+- `QuantisedLinear` keeps codes of four or eight bits, and reads them as they are;
+- `BlockLinear` keeps GGUF's blocks, and multiplies with activations of eight bits.
 
 `PlainLinear` runs on any device.
 """
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from inlay.engine.torch.native import ALL_ROWS, Codes, Panels, Products
+from inlay.engine.torch.weights.quantised.blocks import BlockWeight
 from inlay.engine.torch.weights.quantised.weight import QuantisedWeight
 
 _logger = logging.getLogger(__name__)
@@ -155,10 +157,30 @@ class QuantisedLinear(LinearMethod):
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., in] to [..., out]."""
         if self._products is None:
-            return F.linear(x, self._weight.dense().to(x.dtype), self._bias)
+            return self._weight.product(x, self._bias)
         if self._weight.order is not None:
             x = x[..., self._weight.order]
         return self._products.quantised_product(x, self._codes, self._bias)
+
+
+class BlockLinear(LinearMethod):
+    """A linear layer whose weight stays in GGUF's blocks; activations are rounded to eight bits."""
+
+    def __init__(self, weight: BlockWeight, bias: Tensor | None, *, plain: bool = False) -> None:
+        """Keep `weight`; `plain`: multiply by its definition, without native products."""
+        super().__init__()
+        self._weight = weight
+        self._bias = None if bias is None else bias.detach().contiguous()
+        self.nbytes = weight.nbytes
+        self._plain = plain
+        self.native_rows = 0 if plain else ALL_ROWS
+        self.invariant = not plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute [..., in] to [..., out]."""
+        if self._plain:
+            return self._weight.product(x, self._bias)
+        return self._weight.native.product(x, self._weight.parts, self._bias)
 
 
 def differ(found: Tensor, expected: Tensor, outputs: Tensor | None = None) -> float:

@@ -12,9 +12,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from inlay.base.errors import InvalidRequestError
+from inlay.engine.torch.native.integers import Integers
+from inlay.engine.torch.weights.quantised.blocks import BlockWeight
 from inlay.engine.torch.weights.quantised.formats import Found, Read, find
 from inlay.engine.torch.weights.quantised.scheme import Scheme
-from inlay.engine.torch.weights.quantised.weight import KeptWeight, QuantisedWeight
+from inlay.engine.torch.weights.quantised.weight import AnyQuantised, KeptWeight
 from inlay.tensors.checkpoint import stored_tensors
 
 _MERGED = re.compile(r"\.experts\.\d+\.")
@@ -104,18 +106,21 @@ class _Weight:
 class KeptWeights:
     """The weights of a model that are quantised in memory as in the files."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """Keep weights for a model of `dtype`."""
+    def __init__(self, dtype: torch.dtype, integers: Integers | None = None) -> None:
+        """Keep weights for a model of `dtype`; those in GGUF's blocks if `integers` multiplies."""
         self._dtype = dtype
+        self.integers = integers
         self._weights: list[KeptWeight] = []
 
-    def add(self, weight: QuantisedWeight) -> KeptWeight:
+    def add(self, weight: AnyQuantised) -> KeptWeight:
         """Return the parameter in place of `weight`."""
         self._weights.append(KeptWeight.of(weight, self._dtype))
         return self._weights[-1]
 
     def settle(self, model: nn.Module) -> None:
-        """Dequantise the weights of a loaded model that are not those of plain linear layers.
+        """Dequantise the weights of a loaded model that its layers have no products of.
+
+        Those of plain linear layers have, and tables in blocks are looked up in.
 
         Raises:
             InvalidRequestError: transformers has put something else in place of a weight.
@@ -128,7 +133,12 @@ class KeptWeights:
                 f"{len(shapes)} quantised weights, the first of shape {shapes[0]}, are merged or "
                 "cast as this model is loaded, which is not supported"
             )
-        dequantise(model, lambda module: type(module) is not nn.Linear)
+        dequantise(model, lambda module: type(module) is not nn.Linear and not _in_blocks(module))
+
+
+def _in_blocks(module: nn.Module) -> bool:
+    weight = module.weight if isinstance(module, nn.Embedding) else None
+    return isinstance(weight, KeptWeight) and isinstance(weight.quantised, BlockWeight)
 
 
 def dequantise(model: nn.Module, where: Callable[[nn.Module], bool] = lambda module: True) -> None:

@@ -9,11 +9,13 @@ Shapes: O outputs, I inputs, G groups, P panels of 64 outputs, n inputs in a wor
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from inlay.engine.torch.weights.quantised.blocks import BlockWeight
 
 _WIDTH = 64
 
@@ -116,6 +118,10 @@ class QuantisedWeight:
         parts = (self.words, self.scales, self.shifts)
         return sum(part.nbytes for part in parts if part is not None)
 
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply [..., I] with what the codes stand for: [..., O], in the dtype of `x`."""
+        return F.linear(x, self.dense().to(x.dtype), bias)
+
     def joins(self, other: "QuantisedWeight") -> bool:
         """Return True if `other` can stand below this matrix in one."""
         return (
@@ -183,16 +189,31 @@ def _values(kind: QuantKind, codes: Tensor) -> Tensor:
     return narrow.view(torch.int8 if kind is QuantKind.INT8 else torch.float8_e4m3fn).float()
 
 
+AnyQuantised: TypeAlias = QuantisedWeight | BlockWeight
+
+
 class KeptWeight(nn.Parameter):
     """A weight of a model as it is loaded, in place of the numbers it stands for.
 
-    It has the shape, dtype and device of the weight, and the memory of one element.
+    It has the shape, dtype and device of the weight, and the memory of one element. Look-up of rows
+    by `F.embedding` gives those of a `BlockWeight`.
     """
 
-    quantised: QuantisedWeight
+    quantised: AnyQuantised
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look up rows; all else is done with the numbers in its place."""
+        if func is F.embedding and isinstance(args[1], KeptWeight):
+            ids, weight = args[:2]
+            if isinstance(weight.quantised, BlockWeight):
+                rows = weight.quantised.rows(ids.flatten())
+                return rows.to(weight.dtype).view(*ids.shape, -1)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
 
     @staticmethod
-    def of(quantised: QuantisedWeight, dtype: torch.dtype) -> "KeptWeight":
+    def of(quantised: AnyQuantised, dtype: torch.dtype) -> "KeptWeight":
         """Return a parameter in place of `quantised`, of `dtype`."""
         shape = (quantised.outputs, quantised.inputs)
         kept = cast("KeptWeight", torch.zeros((), dtype=dtype).expand(shape))

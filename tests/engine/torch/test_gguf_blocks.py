@@ -1,0 +1,129 @@
+"""Weights of GGUF files stay in their blocks on a CPU, with activations of eight bits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from inlay.base.errors import InvalidRequestError
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.batch import Batch, BatchItem
+from inlay.engine.torch.cache.table import PageRun
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.native import kernels
+from inlay.engine.torch.native.integers import integers
+from inlay.engine.torch.weights.linear import FusedPart
+from inlay.engine.torch.weights.linear_methods import BlockLinear
+from inlay.engine.torch.weights.quantised.weight import KeptWeight
+from inlay.engine.weights import weights_form, weights_id
+from inlay.messages.prompt import Buffer, Rows, Segment, Tokens
+from inlay.tensors.checkpoint import checkpoint_of
+from inlay.tensors.table import EmbeddingTable
+from tests.gguf_models import gguf_of, tensors_of
+from tests.models import make, tiny
+from tests.tensors.gguf_files import gguf_bytes, stored
+
+IDS = [int(n) for n in np.random.default_rng(1).integers(3, 250, 40)]
+
+pytestmark = pytest.mark.skipif(integers() is None, reason="no products in integers here")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose rows are whole blocks."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    return make("llama", tmp_path_factory.mktemp("whole"), **sizes, num_key_value_heads=2)
+
+
+@pytest.fixture(scope="module")
+def file(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gguf_of(directory, tmp_path_factory.mktemp("blocks") / "m.gguf", "Q8_0")
+
+
+def load(path: Path, **options: Any) -> CausalModel:
+    given: dict[str, Any] = {
+        "dtype": "float32",
+        "device": "cpu",
+        "num_threads": 1,
+        "self_check": "off",
+    } | options
+    return CausalModel.load(EngineSettings(model=str(path), **given))
+
+
+def logits(model: CausalModel, *segments: Segment) -> torch.Tensor:
+    """Of the last position."""
+    runs = [PageRun(range(1, 5)) for _ in model.page_groups]
+    count = sum(len(segment) for segment in segments)
+    placed, start = [], 0
+    for segment in segments:
+        placed.append((start, segment))
+        start += len(segment)
+    pages: Pages = model.new_pages(4, 16)
+    return model.forward(Batch.pack([BatchItem(placed, 0, count, runs, 1)], 16), pages)[0]
+
+
+def test_all_matrices_stay_in_blocks_and_numbers_are_near_the_exact_ones(file: Path) -> None:
+    blocks, exact = load(file), load(file, activations="exact")
+    assert not any(isinstance(module, BlockLinear) for module in exact.modules())
+    assert sum(isinstance(module, BlockLinear) for module in blocks.modules()) >= 5
+    assert isinstance(blocks.embedding.weight, KeptWeight)
+    found, expected = logits(blocks, Tokens(IDS)), logits(exact, Tokens(IDS))
+    assert not torch.equal(found, expected)
+    assert float((found - expected).norm() / expected.norm()) < 0.05
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_prompt_of_rows_gives_the_same_numbers_as_its_text(file: Path, dtype: str) -> None:
+    """Rows as the client looks them up, without the engine."""
+    model = load(file, dtype=dtype)
+    values = EmbeddingTable.open(file).rows(IDS[5:20], dtype)
+    rows = Rows(Buffer(values.tobytes()), dtype, values.shape)
+    mixed = logits(model, Tokens(IDS[:5]), rows, Tokens(IDS[20:]))
+    assert torch.equal(mixed, logits(model, Tokens(IDS)))
+
+
+def test_matrices_of_one_input_and_of_different_types_are_one_product(
+    directory: Path, file: Path, tmp_path: Path
+) -> None:
+    mixed = tmp_path / "mixed.gguf"
+    values = load_file(directory / "model.safetensors")["model.layers.0.self_attn.v_proj.weight"]
+    metadata = checkpoint_of(file).gguf.metadata  # type: ignore[attr-defined]
+    tensors = tensors_of(directory, "Q8_0") | {"blk.0.attn_v.weight": stored(values, "Q4_0")}
+    mixed.write_bytes(gguf_bytes(metadata, tensors))
+    model = load(mixed, self_check="strict")
+    (layer, *_) = model.decoder_layers
+    attention: Any = layer.self_attn
+    parts = getattr(attention, "_project", None) or attention.v_proj
+    product = parts.whole if isinstance(parts, FusedPart) else parts
+    assert isinstance(product, BlockLinear)
+    assert len(product._weight.parts) == 3
+    assert model.self_check is not None
+    assert model.self_check.result == "passed"
+
+
+def test_a_model_in_blocks_can_be_batch_invariant(file: Path) -> None:
+    native = kernels()
+    if native is None or not native.products.pairs:
+        pytest.skip("attention is not invariant on this CPU")
+    assert load(file, dtype="bfloat16", batch_invariant=True).batch_invariant
+
+
+def test_what_activations_are_is_part_of_the_identity_and_is_said(file: Path) -> None:
+    blocks, exact = load(file), load(file, activations="exact")
+    assert exact.weights_id == weights_id(file)
+    assert blocks.weights_id == weights_id(file, "int8") != weights_id(file)
+    assert (blocks.activations, exact.activations) == ("int8", "")
+    assert weights_form(file, "float32", "int8") == "GGUF (Q8_0, F32), activations int8"
+    assert weights_form(file, "float32") == "GGUF (Q8_0, F32), dequantised to float32"
+
+
+def test_eight_bits_are_refused_where_there_are_no_blocks(file: Path, tmp_path: Path) -> None:
+    plain = gguf_of(tiny("llama"), tmp_path / "f32.gguf")
+    for path in (plain, tiny("llama")):
+        assert load(path).activations == ""
+        with pytest.raises(InvalidRequestError, match=r"int8: the weights of .* not in blocks"):
+            load(path, activations="int8")
