@@ -50,6 +50,7 @@ _BY_PATH: dict[str, dict[str, Any]] = {
     "fleet.logLevel": {"enum": ["debug", "info", "warning", "error"]},
     "nats.replicas": {"enum": [1, 3, 5]},
     "nats.persistence.size": {"type": "string", "pattern": "^[0-9]+[MGT]i?$"},
+    "nats.metrics.port": _PORT,
     "nats.maxPayload": {"type": "integer", "minimum": 65536, "maximum": 67108864},
     "nats.external.urls": {
         "type": "array",

@@ -22,6 +22,7 @@ import yaml
 
 from tests.deploy.chart import Object, Pod, named, pods, render
 from tests.deploy.tools import helms
+from tests.serving import free_port
 from tests.transport.nats_server import binary
 
 _WITHIN = 60.0
@@ -97,6 +98,22 @@ class NatsPods:
             self._running[number] = subprocess.Popen(
                 [binary(), *words], env=environment, stdout=log, stderr=log
             )
+
+    @contextmanager
+    def metrics(self, number: int) -> Iterator[str]:
+        """The address of what a server's sidecar shows, for the block."""
+        (sidecar,) = self._pod.spec["containers"][1:]
+        name, script, monitor, port, servers = sidecar["command"]
+        assert (name, monitor) == ("python3", "http://127.0.0.1:8222")
+        own = self._directory / f"pod-{number}"
+        words = [str(own) + script, f"http://{self._address(number)}:8222", free_port(), servers]
+        assert port == str(sidecar["ports"][0]["containerPort"])
+        process = subprocess.Popen([sys.executable, *map(str, words)])
+        try:
+            yield f"http://127.0.0.1:{words[2]}/metrics"
+        finally:
+            process.kill()
+            process.wait(60)
 
     def log(self, number: int) -> str:
         """What a server wrote."""

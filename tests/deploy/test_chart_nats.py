@@ -5,9 +5,11 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -15,7 +17,7 @@ from inlay.messages.digest import Secret
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.settings import NatsSettings
 from tests.certificates import certificate
-from tests.deploy.chart import VALUES, named, pods, render
+from tests.deploy.chart import CHART, VALUES, named, pods, render
 from tests.deploy.nats_pods import rendered, running
 from tests.deploy.tools import ROOT, helms
 from tests.transport.nats_server import NatsServer
@@ -117,6 +119,36 @@ def test_three_servers_form_a_cluster_and_one_of_them_may_be_lost(
         assert asyncio.run(joins(given)) == SECRET.fingerprint
         servers.kill(0)
         assert asyncio.run(joins(given)) == SECRET.fingerprint
+
+
+def test_metrics_of_a_server_tell_its_store_and_the_servers_that_are_missing(
+    tmp_path: Path,
+) -> None:
+    objects = rendered({"nats": {"replicas": 3, "metrics": {"enabled": True}}}, tmp_path)
+    with running(objects, tmp_path / "pods", "word") as servers, servers.metrics(0) as url:
+
+        def samples() -> dict[str, float]:
+            try:
+                lines = httpx.get(url, timeout=20).text.splitlines()
+            except httpx.ConnectError:
+                return {}
+            return {name: float(value) for name, value in map(str.split, lines)}
+
+        def until(name: str, value: float) -> dict[str, float]:
+            deadline = time.monotonic() + 60
+            while (found := samples()).get(name) != value:
+                assert time.monotonic() < deadline, found
+            return found
+
+        found = until("inlay:nats_missing_servers", 0)
+        assert found["inlay:nats_up"] == 1
+        assert found["inlay:nats_store_limit_bytes"] == 20 * 2**30 * 4 // 5
+        rules = (CHART / "files" / "rules.yaml").read_text()
+        assert set(re.findall(r"inlay:nats_\w+", rules)) <= set(found)
+        servers.kill(2)
+        until("inlay:nats_missing_servers", 1)
+        servers.kill(0)
+        assert samples() == {"inlay:nats_up": 0}
 
 
 def test_what_one_server_has_stored_moves_to_three_by_backup_and_restore(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ class WorkerSettings(BaseModel, frozen=True, defer_build=True):
     """Seconds that running requests may take to end after the first signal; the rest continue at
     other workers."""
     health_port: int | None = Field(default=None, ge=0, le=65535, title="Fleet")
-    """Port, at the address of --transport-bind, that answers GET /live while this process runs and
-    GET /ready while its engines take requests; none unless set."""
+    """Port that answers GET /live while this process runs and GET /ready while its engines take
+    requests, at --transport-bind or --transport-host, else 127.0.0.1; none unless set."""
     health_process_timeout: float = Field(default=20.0, gt=0, title="Fleet")
     """Seconds after which an engine's process that answers nothing is ended and started again; time
     in which the whole machine stood still does not count."""

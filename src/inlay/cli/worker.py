@@ -91,7 +91,7 @@ async def _host(settings: WorkerSettings, stage: StageCard | None, console: Cons
     async with AsyncExitStack() as undo:
         await undo.enter_async_context(
             health_port(
-                _bound(settings),
+                settings.transport_bind or settings.transport_host or "127.0.0.1",
                 settings.health_port,
                 lambda: len(places) == len(ranks) and all(place.worker.ready for place in places),
             )
@@ -186,17 +186,12 @@ async def _place(
     return _Place(worker, running)
 
 
-def _bound(settings: WorkerSettings) -> str:
-    """Return the address to listen on."""
-    return settings.transport_bind or settings.transport_host or settings.fleet.own_address()
-
-
 def _listen(settings: WorkerSettings, index: int) -> Listen:
     """Return where the engine of that number takes requests."""
     host = settings.transport_host or settings.fleet.own_address()
     return Listen(
         host,
-        _bound(settings),
+        settings.transport_bind or host,
         settings.transport_port and settings.transport_port + index,
         make_certificate(),
         settings.prompt_store_memory_bytes,
