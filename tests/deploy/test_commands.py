@@ -58,8 +58,8 @@ def test_a_command_of_the_pages_is_one(page: str, command: str, tmp_path: Path) 
     helm = next(iter(found.values()))
     assigned = re.fullmatch(r"(\w+)=(.*)", command)
     if assigned is not None:
-        file = re.fullmatch(r"\$\(cat (.+)\)", assigned[2])
-        assert assigned[2].startswith("'[") or (file is not None and (ROOT / file[1]).is_file())
+        read_file = re.fullmatch(r"\$\(cat (.+)\)", assigned[2])
+        assert assigned[2].startswith("'[") or (read_file and (ROOT / read_file[1]).is_file())
         return
     words = shlex.split(command.partition("   #")[0].replace("< ", "<").replace("> ", ">"))
     words = [word for word in words if not word.startswith((">", "<"))]

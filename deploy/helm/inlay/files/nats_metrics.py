@@ -7,15 +7,16 @@ import json
 import sys
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 MONITOR, PORT, SERVERS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 _SECONDS = 5
 
 
-def asked(path: str) -> dict:
+def asked(path: str) -> dict[str, Any]:
     """The JSON of a monitoring page."""
     with urllib.request.urlopen(MONITOR + path, timeout=_SECONDS) as answer:
-        found: dict = json.load(answer)
+        found: dict[str, Any] = json.load(answer)
     return found
 
 
