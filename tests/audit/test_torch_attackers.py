@@ -9,6 +9,7 @@ import pytest
 import torch
 from scripts.demo_training.audit_texts import lines
 from scripts.demo_training.world import build_world
+from transformers import DynamicCache
 
 from inlay import demo
 from inlay.client import PromptEmbedder
@@ -18,6 +19,7 @@ from inlay_audit.prompts import Floats, PromptMaker, read_texts
 from inlay_audit.report import chart
 from inlay_audit.run import Audit, Audited
 from inlay_audit.transform import Setting, named
+from tests.models import tiny
 
 ANSWER = 6
 
@@ -82,6 +84,20 @@ def test_a_search_computes_no_layer_behind_the_one_that_was_sent(audit: Audit) -
     assert torch.allclose(found[0], torch.from_numpy(states[1]), atol=1e-5)
     last = model.states_of(len(layers) - 1, inputs_embeds=torch.from_numpy(rows[0])[None])
     assert torch.allclose(last[0], torch.from_numpy(states[-1]), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "llama"])
+def test_states_of_a_layer_are_the_same_one_token_at_a_time(family: str) -> None:
+    model = LanguageModel.load(tiny(family))
+    ids = torch.arange(5, 45)[None]
+    with torch.inference_mode():
+        whole = model.module(ids, output_hidden_states=True).hidden_states
+    for layer in range(model.layers):
+        # Of a cache whose later layers stay empty, also where layers differ in what they look at.
+        cache = DynamicCache(config=model.module.config.get_text_config())
+        pieces = [ids[:, :3], *(ids[:, place : place + 1] for place in range(3, 40))]
+        states = [model.states_of(layer, input_ids=some, past_key_values=cache) for some in pieces]
+        assert torch.allclose(torch.cat(states, dim=1), whole[1 + layer], atol=1e-3)
 
 
 def test_the_head_is_computed_at_answers_alone(audit: Audit) -> None:
