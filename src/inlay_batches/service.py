@@ -36,6 +36,9 @@ SWEEP_SECONDS = 60.0
 ORPHAN_SECONDS = 3600.0
 """Age of a content that no record names and that is removed: far more than writing one takes."""
 
+CALLERS_SECONDS = 1.0
+"""Age at which the callers that have a key are looked up again."""
+
 MEMORY_BYTES = 256 * 1024 * 1024
 MAX_FAULTS = 3
 """Times that a batch may fail by a fault of ours before it is given up."""
@@ -91,6 +94,8 @@ class Batches:
         self._storage: Storage | None = None
         self._task: asyncio.Task[None] | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._callers: dict[str, Caller] = {}
+        self._callers_at = float("-inf")
         self._statuses: Counter[str] = Counter()
         self._takeovers = self._ended = 0
         access.server.metrics.registry.register(Collected(self._metrics))
@@ -134,8 +139,12 @@ class Batches:
         return blake3(tenant.encode(), key=self._owner_key).hexdigest(16)
 
     def _caller_of(self, owner: str) -> Caller | None:
-        callers = self._server.keys.callers()
-        return next((one for id_, one in callers.items() if self.owner(id_) == owner), None)
+        now = liveness.now()
+        if now - self._callers_at >= CALLERS_SECONDS:
+            found = self._server.keys.callers()
+            self._callers = {self.owner(id_): caller for id_, caller in found.items()}
+            self._callers_at = now
+        return self._callers.get(owner)
 
     # What clients ask.
 

@@ -37,7 +37,8 @@ class DirectoryStorage:
         try:
             for folder in (root, self._records, self._contents):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = root / "lock"
+            self._lock.touch(mode=0o600)
         except OSError as error:
             raise InvalidRequestError(
                 f"--batch-store {root} cannot be used: {error.strerror}", param="batch_store"
@@ -52,7 +53,6 @@ class DirectoryStorage:
     def close(self) -> None:
         """End its threads."""
         self._threads.close()
-        os.close(self._lock)
 
     async def find(self, key: str) -> tuple[int, bytes | None]:
         """As `Storage.find`."""
@@ -146,7 +146,7 @@ class DirectoryStorage:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         # A description of its own: the lock of one is not that of another thread.
-        lock = os.open(f"/proc/self/fd/{self._lock}", os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

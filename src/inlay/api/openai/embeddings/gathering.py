@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -239,6 +240,7 @@ class Gathering:
             priority=self._request.priority,
         )
         (stream,) = await self._call.server.router.send(self._model.card, [request])
+        self._call.sent = self._call.sent or time.perf_counter()
         try:
             payloads = await payloads_of(stream)
         finally:
