@@ -200,7 +200,7 @@ def _layers(
     shows in what they have in common. Empty if the reference has other layers or none.
     """
     layers = reference.layers.moved(model.device)
-    if len(layers.inputs) != len(model.decoder_layers):
+    if not layers.inputs or len(layers.inputs) != len(model.decoder_layers):
         return (), {}
     kinds: dict[str, list[list[float]]] = {"chunks": [], "decoding": []}
     for own, given, wanted, noise in zip(
