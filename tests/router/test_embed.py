@@ -9,11 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from inlay.base.errors import DeadlineExceededError, EngineError, NotFoundError, OverloadedError
+from inlay.embedding.bundles import FIRST_PORTS, bundles_of
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.messages.card import ModelCard
 from inlay.messages.digest import Secret
-from inlay.messages.outputs import payload_of
+from inlay.messages.outputs import payloads_of
 from inlay.messages.prompt import Buffer, Prompt, Tokens
 from inlay.messages.request import Emit, Output, Payload, Pooling, Request, Task
 from inlay.router import Router
@@ -91,7 +92,8 @@ def make_request(id_: str, length: int = 3, **fields: object) -> Request:
 
 async def embed(router: Router, request: Request, name: str = "echo") -> Payload:
     async with asyncio.timeout(90):
-        return await payload_of(await send(router, request, name), "embeddings")
+        (found,) = await payloads_of(await send(router, request, name))
+        return found
 
 
 async def until_taken(engine: Gated, count: int) -> None:
@@ -240,7 +242,7 @@ async def test_a_request_that_ends_without_its_payload_is_an_error_of_the_engine
         yield [make_request("a").end("stop")]
 
     with pytest.raises(EngineError, match="without embeddings"):
-        await payload_of(outputs(), "embeddings")
+        bundles_of(await payloads_of(outputs()), 1, ("dense",), FIRST_PORTS)
 
 
 async def test_a_request_that_waits_keeps_its_deadline(echo_settings: EngineSettings) -> None:

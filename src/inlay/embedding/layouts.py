@@ -24,6 +24,7 @@ from inlay.embedding.plan import (
 )
 from inlay.tensors.checkpoint import config_of, stored_tensors
 from inlay.tensors.state_dict import open_state_dict
+from inlay.tensors.weight_files import BGE_M3_HEADS
 
 _FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -40,6 +41,9 @@ _PUNCTUATION = tuple(string.punctuation)
 
 _STATES = OutputPlan("tokens", keep="each")
 """Last hidden states, of a model that has no vectors of its own for positions."""
+
+_WORD_HEADS = ("cls.predictions.", "lm_head.", "vocab_", "generator_", "head.", "decoder.")
+"""Beginnings of the names of weights that predict words, in the families that are served."""
 
 _TRANSFORMERS = ("Transformer", "MLMTransformer")
 _QUERY_LENGTH = 32
@@ -94,7 +98,7 @@ def _bare(directory: Path) -> Layout:
         labels = OutputPlan("token_labels", source="classes", keep="each")
         return Layout(directory, (labels, _STATES))
     dense = OutputPlan("dense", select=None, finish="normalize")
-    if any(name.endswith("ForMaskedLM") for name in names):
+    if any(name.endswith("ForMaskedLM") for name in names) and _predicts_words(directory):
         sparse = _splade({})
         return Layout(
             directory,
@@ -103,6 +107,11 @@ def _bare(directory: Path) -> Layout:
             "models do; if it is one of these, its vectors are sparse: --outputs sparse",
         )
     return Layout(directory, (dense, _STATES))
+
+
+def _predicts_words(directory: Path) -> bool:
+    """Return True if the weights have a masked language model's head: embedders often lost it."""
+    return any(each.name.startswith(_WORD_HEADS) for each in stored_tensors(directory))
 
 
 def _of_modules(directory: Path, named: Sequence[_Module], said: Mapping[str, Any]) -> Layout:
@@ -300,17 +309,15 @@ def _stanford(directory: Path) -> Layout:
     return Layout(directory, (tokens,), roles)
 
 
-_SPARSE, _COLBERT = "sparse_linear.pt", "colbert_linear.pt"
-
-
 def _bge_m3(directory: Path, dense: OutputPlan) -> tuple[OutputPlan, ...]:
     """Return the outputs of BGE-M3's heads, which no other file names; empty without them.
 
     The first position has no vector, as in FlagEmbedding's `_process_colbert_vecs`.
     """
     found = []
-    if dense.name == "dense" and (directory / _COLBERT).is_file():
-        layer = _saved(directory / _COLBERT, "identity")
+    sparse, colbert = (directory / name for name in BGE_M3_HEADS)
+    if dense.name == "dense" and colbert.is_file():
+        layer = _saved(colbert, "identity")
         found.append(
             OutputPlan(
                 "tokens",
@@ -321,8 +328,8 @@ def _bge_m3(directory: Path, dense: OutputPlan) -> tuple[OutputPlan, ...]:
                 mean=True,
             )
         )
-    if dense.name == "dense" and (directory / _SPARSE).is_file():
-        layer = _saved(directory / _SPARSE, "relu")
+    if dense.name == "dense" and sparse.is_file():
+        layer = _saved(sparse, "relu")
         found.append(OutputPlan("sparse", keep="ids", head=(layer,)))
     if found and found[0].name != "tokens":
         found.insert(0, _STATES)

@@ -15,8 +15,13 @@ from inlay.tensors.gguf import types_in
 from inlay.tensors.hub import asking_hub, gguf_on_hub, local_directory
 from inlay.tensors.table import spread
 from inlay.tensors.tidy_directory import tidied
+from inlay.tensors.weight_files import BGE_M3_HEADS
 
-_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+_FILES = [
+    "*.safetensors", "*.json", "*.jinja", "*.model", "*.txt",
+    # Of embedding models: modules and heads by `torch.save`, and ColBERT's configuration.
+    "*/pytorch_model.bin", *BGE_M3_HEADS, "artifact.metadata",
+]  # fmt: skip
 
 _VOLATILE = frozenset(
     {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}

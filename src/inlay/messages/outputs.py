@@ -6,7 +6,7 @@ from itertools import islice
 
 import msgspec
 
-from inlay.base.errors import EngineError, OverloadedError
+from inlay.base.errors import OverloadedError
 from inlay.messages.request import Output, Payload, PromptLogprobs, Request, Usage
 
 
@@ -20,19 +20,6 @@ def pooled(request: Request, payloads: Sequence[Payload]) -> Output:
         usage=Usage(request.num_positions, 0),
         payloads=tuple(payloads),
     )
-
-
-async def payload_of(outputs: AsyncIterable[Sequence[Output]], port: str) -> Payload:
-    """The payload that a request's outputs bring on `port`, once they have ended.
-
-    Raises:
-        EngineError: they brought none.
-        InlayError: as `outputs` does.
-    """
-    found = [payload for payload in await payloads_of(outputs) if payload.port == port]
-    if not found:
-        raise EngineError(f"the worker ended the request without {port}")
-    return found[-1]
 
 
 async def payloads_of(outputs: AsyncIterable[Sequence[Output]]) -> list[Payload]:

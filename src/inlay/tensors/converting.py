@@ -18,7 +18,14 @@ from inlay.base.errors import InvalidRequestError
 from inlay.tensors.safetensors_file import METADATA, NAMES, encode_header
 from inlay.tensors.state_dict import StateTensor, open_state_dict
 from inlay.tensors.tensor import ELEMENT_SIZES
-from inlay.tensors.weight_files import OTHERS, PICKLED, WHOLE, find_pickled, find_weights
+from inlay.tensors.weight_files import (
+    BGE_M3_HEADS,
+    OTHERS,
+    PICKLED,
+    WHOLE,
+    find_pickled,
+    find_weights,
+)
 
 _SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 """Endings of configuration and tokenizer files, which go with a file of weights."""
@@ -249,6 +256,7 @@ def _copy_others(source: Path, made: Path, wanted: set[Path]) -> None:
         place = Path(root).relative_to(source)
         for name in files:
             leave = name.startswith(".") or name.endswith((*OTHERS, *indices))
+            leave = leave and name not in BGE_M3_HEADS
             if not leave and place / name not in wanted and (Path(root) / name).is_file():
                 (made / place).mkdir(exist_ok=True, parents=True)
                 shutil.copy2(Path(root) / name, made / place / name)

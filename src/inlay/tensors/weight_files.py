@@ -34,6 +34,8 @@ _PICKLED_ORDER = (
     f"diffusion_pytorch_model.bin{_INDEX}",
     "diffusion_pytorch_model.bin",
 )
+BGE_M3_HEADS = ("sparse_linear.pt", "colbert_linear.pt")
+"""Files of BGE-M3's heads, beside the weights of its body."""
 _NO_PICKLED = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "spk_dict")
 """Beginnings of the names of what trainers and others keep in such files."""
 

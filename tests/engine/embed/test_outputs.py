@@ -1,6 +1,7 @@
 """Outputs of one pass are those of plain transformers, in any batch and with any others."""
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
 
 from inlay.api.generation.truncation import Truncation
@@ -112,10 +114,26 @@ def test_a_bare_masked_language_model_embeds_and_says_that_it_may_be_splade(
     path = models.masked()
     found = Encoder.load(EngineSettings(model=str(path), task="embed"))
     assert [each.name for each in found.card.outputs] == ["dense", "tokens", "sparse"]
-    assert "--outputs sparse" in caplog.text
+    assert caplog.text.count("--outputs sparse") == 1
     assert [each.name for each in encoder(path, "sparse").card.outputs] == ["sparse"]
     with pytest.raises(InvalidRequestError, match=r"dense, tokens, sparse; --outputs names 'lab"):
         encoder(path, "labels")
+
+
+def test_an_embedder_that_lost_the_head_of_its_architecture_is_served_as_before(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "headless"
+    shutil.copytree(models.masked(), path)
+    weights = load_file(path / "model.safetensors")
+    body = {name: tensor for name, tensor in weights.items() if not name.startswith("cls.")}
+    save_file(body, path / "model.safetensors", {"format": "pt"})
+    found = encoder(path)
+    assert [each.name for each in found.card.outputs] == ["dense", "tokens"]
+    (bundle,) = found.outputs([asked(TEXTS[0], path)])
+    assert np.allclose(
+        bundle["dense"], encoder(models.masked()).outputs([asked(TEXTS[0], path)])[0]["dense"]
+    )
 
 
 @torch.no_grad()

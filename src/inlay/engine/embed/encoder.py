@@ -156,7 +156,7 @@ class Encoder:
         family = family_of(stored)
         scores = settings.task == "score"
         facts.check_task(stored, family, settings.task)
-        sources = {each.source for each in facts.outputs_of(settings, config, family)}
+        sources = {each.source for each in facts.chosen_outputs(settings, config)}
         device = device_of(settings.device)
         if device.type == "cpu":
             torch.set_num_threads(threads.count(settings.num_threads))

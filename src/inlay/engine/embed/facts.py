@@ -89,14 +89,7 @@ def outputs_of(
         return (OutputPlan("labels", source="classes", select=("mean" if mean else "cls",)),)
     if config.guess is not None and not settings.outputs:
         _logger.warning("%s: %s", config.directory, config.guess)
-    names = [each.name for each in config.outputs]
-    unknown = next((name for name in settings.outputs if name not in names), None)
-    if unknown is not None:
-        raise InvalidRequestError(
-            f"the model gives {', '.join(names)}; --outputs names {unknown!r}", param="outputs"
-        )
-    chosen = [each for each in config.outputs if each.name in (settings.outputs or names)]
-    chosen.sort(key=lambda each: (settings.outputs or names).index(each.name))
+    chosen = chosen_outputs(settings, config)
     others = [each.name for each in chosen if each.source != "states"]
     if others and (family is None or family.causal):
         raise InvalidRequestError(
@@ -109,6 +102,21 @@ def outputs_of(
         else each
         for each in chosen
     )
+
+
+def chosen_outputs(settings: EngineSettings, config: EmbeddingConfig) -> list[OutputPlan]:
+    """Return the outputs of the files, or of them those that `settings` name, in their order.
+
+    Raises:
+        InvalidRequestError: `settings` name one that the files have not.
+    """
+    known = {each.name: each for each in config.outputs}
+    unknown = next((name for name in settings.outputs if name not in known), None)
+    if unknown is not None:
+        raise InvalidRequestError(
+            f"the model gives {', '.join(known)}; --outputs names {unknown!r}", param="outputs"
+        )
+    return [known[name] for name in dict.fromkeys(settings.outputs or known)]
 
 
 def dense_of(
