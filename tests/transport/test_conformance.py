@@ -28,7 +28,7 @@ from inlay.messages.commands import (
     Sleep,
 )
 from inlay.messages.digest import with_digests
-from inlay.messages.outputs import payload_of
+from inlay.messages.outputs import payloads_of
 from inlay.messages.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.messages.request import Output, Payload, Pooling, Request, Sampling, Task, Usage
 from inlay.transport import ReceiveMemory, TcpPeer, dial
@@ -384,7 +384,8 @@ def make_embed_request(id_: str, *prompts: Prompt) -> Request:
 
 
 async def embed(worker: Worker, id_: str, *prompts: Prompt) -> Payload:
-    return await payload_of(worker.send(make_embed_request(id_, *prompts)), "embeddings")
+    (found,) = await payloads_of(worker.send(make_embed_request(id_, *prompts)))
+    return found
 
 
 def vectors_of(answer: Payload) -> np.ndarray:

@@ -304,6 +304,7 @@ ANSWER_FIELDS: Mapping[str, tuple[str, Any]] = {
     "embedding_table_id": ("", "9f86d081884c7d65"),
     "embedding_abs_max": ("", 0.21),
     "capabilities": ("", ["completions", "chat", "responses", "messages", "prompt_embeds"]),
+    "ModelEntry.weights_form": ("", "Q4_K_M"),
     "ModelEntry.embedding": ("", None),
     "EmbeddingFacts.size": ("", 768),
     "OutputFacts.name": ("", "dense"),
