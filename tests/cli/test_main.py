@@ -125,11 +125,12 @@ def test_a_command_without_its_model_names_what_is_here(
         (tmp_path / directory / "config.json").write_text("{}")
     for directory in ("models/small one", "hub/models--owner--kept/snapshots/1"):
         (tmp_path / directory / "model.safetensors").write_bytes(b"")
+    (tmp_path / "one.gguf").write_bytes(b"")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     assert main(["serve"], {}) == 2
     said = capsys.readouterr().err
-    assert "directories of models here: 'models/small one'; " in said
+    assert "models here: one.gguf, 'models/small one'; " in said
     assert "downloaded from the hub: owner/kept; or try the bundled one: inlay demo" in said
     assert "empty" not in said
 

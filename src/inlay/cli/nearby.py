@@ -10,29 +10,32 @@ _MOST = 3
 """Names of each kind."""
 
 _LOOKED_AT = 200
-"""Directories that are looked into at most."""
+"""Directories and files that are looked at."""
 
 
 def models_nearby() -> str:
-    """A clause behind "MODEL is missing": directories, copies of the hub's, the demo."""
-    here = [shlex.quote(str(path)) for path in islice(_directories(Path()), _MOST)]
+    """A clause behind "MODEL is missing": what is here, copies of the hub's, the demo."""
+    here = [shlex.quote(str(path)) for path in islice(_models(Path()), _MOST)]
     kept = list(islice(_in_hub_cache(), _MOST))
-    said = [f"directories of models here: {', '.join(here)}"] if here else []
+    said = [f"models here: {', '.join(here)}"] if here else []
     said += [f"downloaded from the hub: {', '.join(kept)}"] if kept else []
     said += ["or try the bundled one: inlay demo"]
     return f"; {'; '.join(said)}"
 
 
-def _directories(under: Path) -> Iterator[Path]:
-    """Those with a configuration and weights, at most two below."""
+def _models(under: Path) -> Iterator[Path]:
+    """Directories with a configuration and weights, and GGUF files, at most two below."""
     looked_at = 0
-    for pattern in ("config.json", "*/config.json", "*/*/config.json"):
-        for config in under.glob(pattern):
-            looked_at += 1
-            if looked_at > _LOOKED_AT:
-                return
-            if any(config.parent.glob("*.safetensors")):
-                yield config.parent
+    for folder in ("", "*/", "*/*/"):
+        for name in ("config.json", "*.gguf"):
+            for found in under.glob(folder + name):
+                looked_at += 1
+                if looked_at > _LOOKED_AT:
+                    return
+                if found.suffix == ".gguf":
+                    yield found
+                elif any(found.parent.glob("*.safetensors")):
+                    yield found.parent
 
 
 def _in_hub_cache() -> Iterator[str]:
