@@ -71,12 +71,15 @@ class HeldBatch:
                 changed = change(self.record)
                 if changed == self.record:
                     return changed
-                lease = self.record.lease
                 if await self._storage.swap(self.key, encode(changed), self._revision):
-                    lease = changed.lease
-                    self._revision, self.record = await self._look(lease)
+                    # Others may have changed it since; a replica may not know of the change yet.
+                    revision, found = await self._look(changed.lease)
+                    if revision > self._revision:
+                        self._revision, self.record = revision, found
+                    else:
+                        self.record = changed
                     return self.record
-                self._revision, self.record = await self._look(lease)
+                self._revision, self.record = await self._look(self.record.lease)
 
     async def _look(self, lease: Lease) -> tuple[int, BatchRecord]:
         revision, kept = await self._storage.find(self.key)
