@@ -5,12 +5,12 @@ Answers lines of JSON on its standard output: see `Peer`.
 """
 
 import json
-import math
 import os
 import sys
 import time
 
 import llama_cpp as llama
+import numpy as np
 
 _MAX_LEN, _MOST = 4096, 32
 _PROMPT = 16
@@ -86,9 +86,10 @@ class Peer:
         found = []
         size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
         for n, token in enumerate(ids[1:]):
-            row = llama.llama_get_logits_ith(self._context, n)[:size]
-            top = max(row)
-            found.append(row[token] - top - math.log(sum(math.exp(x - top) for x in row)))
+            pointer = llama.llama_get_logits_ith(self._context, n)
+            row = np.ctypeslib.as_array(pointer, (size,)).astype(np.float64)
+            top = row.max()
+            found.append(float(row[token] - top - np.log(np.exp(row - top).sum())))
         return {"logprobs": found}
 
 

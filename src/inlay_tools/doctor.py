@@ -254,7 +254,8 @@ def _model(name: str, settings: DoctorSettings) -> Iterator[Finding]:
         return
     state: State = "ok" if found.result == "passed" else "note"
     if types := types_in(local_directory(name) or Path(name)):
-        yield Finding("ok", "model", f"GGUF, of {', '.join(types)}; dequantised as it is loaded")
+        how = "stays in its blocks on a CPU, unless --activations exact; dequantised elsewhere"
+        yield Finding("ok", "model", f"GGUF, of {', '.join(types)}: {how}")
     yield Finding(state, "model", f"{found.result} against {found.reference}")
     for place, distance in found.distances.items():
         yield Finding(state, "distance", f"{distance:.2f} of {found.bound:g}  {place}")

@@ -54,8 +54,9 @@ namespace {
 // Rows of x whose codes, about as many bytes as this, go through all panels together: they stay in the second level of caches.
 constexpr int64_t TOGETHER_BYTES = 1 << 18;
 
-// Of so few rows, products take two panels at a time: with more runs under way a core reads more.
+// Of so few rows, products take several panels at a time: x is read once for them, and with more runs under way a core reads more.
 constexpr int64_t FEW = AT_ONCE / 2;
+constexpr int BESIDE = 4;
 
 // Below it, numbers count as zero: their reciprocal may be infinite.
 constexpr float LEAST = 1e-30f;
@@ -165,7 +166,7 @@ template <typename F, int ROWS, int PANELS>
 __attribute__((noinline)) void multiply_rows(
     const Activations& x, const int32_t* const* starts, int64_t start, const uint8_t* panel, int64_t bytes_of_panel, int64_t output, float* to) {
     // The codes of what comes next are asked for that far ahead; scales are those of the next panels.
-    constexpr int64_t AHEAD = 4096;
+    constexpr int64_t AHEAD = PANELS == 1 ? 4096 : 2048;
     constexpr bool HALVES = F::SHARED == BLOCK / 2;
     const int64_t blocks = x.inputs / BLOCK;
     const int8_t* codes = x.codes.data() + start * x.inputs;
@@ -296,13 +297,16 @@ void product(const IntegerProduct& a) {
             if (STARTS<F>) make_starts<F>(x, starts);
             const int32_t* const begins[2] = {starts[0].data(), starts[1].data()};
             const int64_t panels = (a.parts[p].outputs + PANEL - 1) / PANEL, size = panel_bytes<TYPE()>(a.inputs);
-            const int64_t step = a.rows <= FEW ? 2 : 1;
+            const int64_t step = a.rows <= FEW ? BESIDE : 1;
 #pragma omp parallel for num_threads(a.threads) schedule(static) collapse(2)
             for (int64_t block = 0; block < blocks; block++)
                 for (int64_t panel = 0; panel < panels; panel += step) {
-                    const auto run = step == 2 && panel + 2 <= panels ? multiply_panels<F, 2, T> : multiply_panels<F, 1, T>;
-                    run(
-                        a, a.parts[p], column, x, begins, size, panel, block * together, std::min(x.groups, (block + 1) * together));
+                    const int64_t group = block * together, end = std::min(x.groups, group + together);
+                    if (step == BESIDE && panel + BESIDE <= panels)
+                        multiply_panels<F, BESIDE, T>(a, a.parts[p], column, x, begins, size, panel, group, end);
+                    else
+                        for (int64_t one = panel; one < std::min(panels, panel + step); one++)
+                            multiply_panels<F, 1, T>(a, a.parts[p], column, x, begins, size, one, group, end);
                 }
         });
 }
