@@ -180,6 +180,11 @@ def _config(app: ASGI, settings: FrontendSettings, tls: Tls | None) -> uvicorn.C
     return config
 
 
+async def _show_build(app: App) -> None:
+    build = await asyncio.to_thread(build_id)
+    app.server.show_metrics(lambda: build_metrics(build))
+
+
 def watched(app: App, tls: Tls | None) -> list[WatchedFiles]:
     """The files of `app` that are read again when they change."""
     return [app.server.keys.files, *([] if tls is None else [tls.files])]
@@ -244,8 +249,6 @@ async def serve(
         if tls is not None:
             app.server.metrics.add_certificate(lambda: tls.expires)
         app.server.show_metrics(lambda: file_metrics(watched(app, tls)))
-        build = await asyncio.to_thread(build_id)
-        app.server.show_metrics(lambda: build_metrics(build))
         listening = stack.enter_context(closing(bound(settings.host, settings.port)))
         await stack.enter_async_context(_admin_port(app, settings, tls, on_admin_started))
         if on_started is not None:
@@ -255,6 +258,7 @@ async def serve(
         )
         beside = [
             *(asyncio.create_task(files.watch()) for files in watched(app, tls)),
+            asyncio.create_task(_show_build(app)),
             asyncio.create_task(give_back_memory(app.server.budget)),
         ]
         if stop is not None:
