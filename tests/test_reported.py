@@ -165,6 +165,70 @@ REPORTED: dict[str, tuple[str, ...]] = {
         "transport/test_nats_client.py::test_a_connection_outlives_what_the_server_calls_an_error",
         "transport/test_nats_client.py::test_one_subscription_too_many_ends_no_other",
     ),
+    # Those who run it.
+    "three servers of NATS form a cluster, and passwords have any characters": (
+        "deploy/test_chart_nats.py::test_three_servers_form_a_cluster_and_one_of_them_may_be_lost",
+        (
+            "deploy/test_chart_nats.py::"
+            "test_a_password_of_any_characters_lets_members_in_and_no_other_does"
+        ),
+        (
+            "deploy/test_chart_nats.py::"
+            "test_what_one_server_has_stored_moves_to_three_by_backup_and_restore"
+        ),
+        "deploy/test_chart_nats.py::test_jetstream_leaves_room_on_its_volume",
+    ),
+    "a worker that is lost fires an alert, and what loses nothing fires none": (
+        "deploy/test_watching.py::test_one_of_two_workers_that_is_lost_fires_its_alert",
+        (
+            "deploy/test_watching.py::"
+            "test_a_model_without_a_worker_fires_also_after_the_frontend_was_started_again"
+        ),
+        "deploy/test_watching.py::test_what_loses_nothing_fires_nothing",
+        (
+            "cli/test_worker_health.py::"
+            "test_a_frozen_worker_fails_its_check_and_one_with_a_stuck_engine_passes"
+        ),
+    ),
+    "certificates are read again as keys are": (
+        "http/test_tls.py::test_new_certificates_authorities_and_keys_are_used_without_a_signal",
+        "http/test_tls.py::test_a_broken_certificate_leaves_the_old_one_and_is_counted",
+    ),
+    "scaling asks for what there is, and probes are no requests": (
+        "deploy/test_chart.py::test_scaling_asks_for_the_name_that_the_engine_has",
+        (
+            "deploy/test_watching.py::"
+            "test_rules_take_all_that_clients_ask_for_and_no_probe_for_a_request"
+        ),
+    ),
+    "a backup restores where NATS alone has the secret": (
+        "deploy/test_backup.py::test_a_fleet_whose_secret_is_in_nats_alone_is_restored_with_it",
+    ),
+    "commands of pages and runbooks are commands": (
+        "deploy/test_commands.py::test_a_command_of_the_pages_is_one",
+        "deploy/test_chart_nats.py::test_a_frontends_pod_looks_at_its_fleet_without_a_word",
+    ),
+    "values of the chart reach what they are for": (
+        "deploy/test_chart.py::test_a_volume_of_all_pools_is_mounted_into_workers_and_frontends",
+        "deploy/test_chart.py::test_a_pool_without_an_image_gets_one_with_its_engine",
+        "deploy/test_chart.py::test_the_way_to_nats_of_ones_own_is_open_and_no_other",
+        "deploy/test_chart.py::test_paths_that_leave_the_cluster_are_those_of_clients",
+        "deploy/test_chart.py::test_what_users_add_to_pods_is_there",
+    ),
+    "logs are all JSON, spans and metrics have the usual names, builds differ": (
+        "telemetry/test_watching.py::test_every_line_from_start_to_end_is_json_with_a_level",
+        (
+            "telemetry/test_watching.py::"
+            "test_a_server_writes_json_alone_and_its_spans_follow_the_conventions"
+        ),
+        "telemetry/test_watching.py::test_metrics_have_vllms_names_and_fill_its_dashboard",
+    ),
+    "a stored prompt can be deleted on a full disk": (
+        (
+            "cli/test_fleet_full.py::"
+            "test_a_stored_prompt_can_be_deleted_when_nothing_more_can_be_stored"
+        ),
+    ),
     # The first day.
     "printed commands install this project": (
         "test_extras.py::test_nothing_tells_anyone_to_install_another_project",
