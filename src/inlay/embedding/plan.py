@@ -39,7 +39,7 @@ class DenseConfig:
         in_features: input size.
         out_features: output size.
         bias: True if the layer has one.
-        activation: one of the values of `inlay.embedding.config.ACTIVATIONS`.
+        activation: one of the values of `inlay.embedding.files.ACTIVATIONS`.
         prefix: beginning of the names of its weights.
     """
 
