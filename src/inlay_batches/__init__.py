@@ -6,6 +6,7 @@ files.py            files of owners, their bounds
 lines.py, validate.py   lines of an input file, all checked before one runs
 held.py, runner.py  the lease of a batch; one batch until it has ended
 answering.py        a line, answered as a request over HTTP; work.py: what a runner needs of it
+matrix.py           vectors as one matrix
 service.py          the batches of one frontend
 api/                /v1/files, /v1/batches
 run_batch.py        `inlay run-batch`

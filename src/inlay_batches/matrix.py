@@ -1,7 +1,7 @@
 """Vectors of a batch as one matrix: float32 [lines of the input file, width], NaN where none is.
 
 While the batch runs its vectors are written as pieces of rows, each behind the number of its line.
-At its end they are put in order. That holds the places of all rows, 12 bytes each, and a few pieces.
+At its end they are put in order. That takes 12 bytes a row, for its place, and a few pieces.
 """
 
 import base64
