@@ -15,7 +15,7 @@ _METRICS = ("tokens", "names", "others")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an audit found about a transform.
+    """The finding of an audit about a transform.
 
     Attributes:
         transform: its name.
