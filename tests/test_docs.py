@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import anthropic
+import openai
 import pytest
 
 from inlay.cli.command import Command
@@ -59,6 +61,9 @@ def test_every_snippet_of_a_page_runs_in_order_against_the_demo(
         r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S
     ):
         exec(compile(snippet.replace(SHOWN_URL, server.url), str(page), "exec"), names)
+    for client in names.values():
+        if isinstance(client, openai.OpenAI | anthropic.Anthropic):
+            client.close()
     assert capsys.readouterr().out.strip()
 
 
