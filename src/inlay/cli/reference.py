@@ -36,11 +36,11 @@ variable or key is an error that names the nearest known one.
 - Flags: `--max-num-seqs 8`, `--max-num-seqs=8` or `--max_num_seqs 8`. A switch is `--enable-x` or
   `--no-enable-x`. A list takes several values, `--served-model-name a b`, or is repeated.
 - Integers may have a suffix, as with vLLM: `8k` is 8000, `8K` is 8192; m, g and t likewise.
-- Environment: `INLAY_` and the flag in capitals, `INLAY_MAX_NUM_SEQS=8`; a switch `true` or `false`,
-  a list separated by spaces. A variable that is set but empty is an error.
+- Environment: `INLAY_` and the flag in capitals, `INLAY_MAX_NUM_SEQS=8`; a switch `true` or
+  `false`, a list separated by spaces. A variable that is set but empty is an error.
 - File: `--config serve.yaml` (or `.toml`, or `INLAY_CONFIG`): one flat table, `max-num-seqs: 8`.
-- Extensions: `--extensions tools` loads these alone; `''` none. Unless set, all that come with inlay
-  are loaded; `inlay doctor` lists those of other packages.
+- Extensions: `--extensions tools` loads these alone; `''` none. Unless set, all that come with
+  inlay are loaded; `inlay doctor` lists those of other packages.
 
 Words after `--` go to the engine untouched; the torch engine takes none. What becomes of vLLM's
 other flags is [at the end](#flags-of-vllm-serve).

@@ -87,9 +87,9 @@ class PromptEmbedder:
         Args:
             model: the directory, file or name.
             revision: of a model on the hub.
-            dtype: of the rows; the table's own unless given, of GGUF mostly bfloat16. Give the dtype the model is served in
-                where that is wider than the checkpoint's and the model scales its embeddings: the
-                product is rounded in it.
+            dtype: of the rows; the table's own unless given, of GGUF mostly bfloat16. Give the
+                dtype the model is served in where that is wider than the checkpoint's and the model
+                scales its embeddings: the product is rounded in it.
 
         Raises:
             InvalidRequestError: no such model, or one without a tokenizer or an embedding table in

@@ -134,8 +134,8 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     """Maximum number of sequences in one step."""
     max_num_batched_tokens: int = Field(default=2048, ge=16)
-    """Maximum number of positions computed in one step; longer prompts are chunked. Unless it is set,
-    the torch engine on a CPU takes 512, and more only for what must not be split."""
+    """Maximum number of positions computed in one step; longer prompts are chunked. Unless set, the
+    torch engine on a CPU takes 512, and more only for what must not be split."""
     block_size: int = Field(default=32, ge=16, multiple_of=16)
     """Positions in a page of the KV cache."""
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1)

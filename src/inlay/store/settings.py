@@ -120,7 +120,7 @@ class BatchSettings(BaseModel, frozen=True, defer_build=True):
     max_batches_per_tenant: int = Field(default=16, ge=1)
     """Batches of one API key that may be under way."""
     batch_max_inflight: int = Field(default=128, ge=1)
-    """Lines of batches that a frontend has under way; those of several keys take turns."""
+    """Lines of one batch that are under way at most."""
 
 
 class FleetStoreSettings(StoreSettings, frozen=True):

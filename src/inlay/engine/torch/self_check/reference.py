@@ -1,11 +1,11 @@
 """Numbers of a model's own code in transformers, and how much of them is rounding.
 
 One pass computes every prompt several times: as it is; twice with the outputs of linears and norms
-changed by at most half a unit in the last place (`free`: the changes add up through the model); and,
-of decoders, whose queries and keys are changed too where attention takes them, with such changes,
-but every layer's input as it is (`forced`: the changes of one layer). The distance of these is the noise of a position, found
-without another dtype and without twice the memory (Higham, Accuracy and Stability of Numerical
-Algorithms, chapter 2, has the model of rounding).
+changed by at most half a unit in the last place (`free`: the changes add up through the model);
+and, of decoders, with such changes but every layer's input as it is (`forced`: the changes of one
+layer). Queries and keys of decoders are changed too, where attention takes them. The distance of
+these is the noise of a position, found without another dtype and without twice the memory (Higham,
+Accuracy and Stability of Numerical Algorithms, chapter 2, has the model of rounding).
 
 Shapes: V variants, K prompts, T positions of a prompt, P = K * T, C hidden size, M logits.
 """
