@@ -179,7 +179,7 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     """Speculative decoding, as vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 8,
     "prompt_lookup_min": 2, "prompt_lookup_max": 5}. Methods of the torch engine: ngram (unless set,
     on a CPU), eagle3 with {"model": "HEAD"}, mtp, grammar, none; or a smaller model by
-    {"model": "DIRECTORY"} alone. It computes as many drafts as pay, and ids that a grammar forces."""
+    {"model": "DIRECTORY"} alone. It computes as many drafts as pay, and ids a grammar forces."""
     kv_events_config: str | None = None
     """Endpoints to publish KV cache events on, as JSON with vLLM's keys: enable_kv_cache_events,
     publisher (zmq, null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic."""
