@@ -26,9 +26,7 @@ BELOW: dict[str, dict[str, Shown]] = {
         "the slowest quarter of angles unscaled": Shown("layer", 1.27),
         "angles in bfloat16": Shown("none", 0.79),
         "two channels of one head swapped": Shown("none", 0.74),
-        "scores 1.1 times as large": Shown("none", 1.77),
         "products 0.5% too large": Shown("module", 0.91),
-        "decoding one position late": Shown("none", 1.35),
         # No state is that large.
         "residuals clipped as in float16": Shown("none", 0.78),
     },
