@@ -89,7 +89,9 @@ def quality(path: str, text: str, llama: "Process | None") -> None:
     """Print perplexity and KL of a text: exact, with activations of eight bits, llama.cpp."""
     tokenizer = load_tokenizer(Path(path)).tokenizer
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    windows = [ids[n : n + WINDOW] for n in range(0, len(ids) - WINDOW, WINDOW)]
+    lead: list[int] = tokenizer.encode("", add_special_tokens=True).ids
+    starts = range(0, len(ids) - WINDOW, WINDOW)
+    windows = [[*lead, *ids[start : start + WINDOW]] for start in starts]
     settings = {"device": "cpu", "max_model_len": 512, "self_check": "off", "dtype": "float32"}
     models = {
         activations: CausalModel.load(
