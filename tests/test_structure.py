@@ -1,11 +1,13 @@
 """The import arrows of docs/architecture.md hold, and what must not need torch does not."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -108,6 +110,10 @@ HEAVY = {
 HEAVY_MAY_BE_IN = ("inlay/engine/", "inlay_audit/neural/", "inlay_stages/engines/")
 MAX_LINES = 500
 MAX_COLUMNS = 100
+SHORT = 6
+"""Lines of a function that may leave its docstring out."""
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def room_of(path: Path) -> str:
@@ -229,6 +235,69 @@ def test_a_docstring_opens_with_a_noun_or_an_imperative() -> None:
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         ]
         return [text for text in texts if isinstance(text, str) and text.split()[0] in QUESTIONS]
+
+    assert offending(judge) == {}
+
+
+REPEATED = frozenset({
+    "a", "an", "all", "and", "are", "as", "at", "be", "by", "each", "for", "from", "if",
+    "in", "is", "it", "its", "none", "of", "on", "one", "or", "return", "returns", "that",
+    "the", "their", "this", "to", "true", "false", "with", "which"
+})  # fmt: skip
+"""Words with which a docstring says nothing of its own."""
+
+
+def _words(text: str) -> set[str]:
+    """Words of a text or name, without the endings of plurals and verbs."""
+    words = re.findall(r"[a-z]+", re.sub(r"([A-Z])", r" \1", text).lower())
+    return {re.sub(r"(ing|ies|es|ed|s)$", "", word) or word for word in words}
+
+
+def empty_docstrings(tree: ast.Module) -> list[Function]:
+    """Functions whose docstring repeats the signature, or only names another function."""
+    found = []
+    for owner in ast.walk(tree):
+        name = owner.name if isinstance(owner, ast.ClassDef) else ""
+        for each in ast.iter_child_nodes(owner):
+            if not isinstance(each, Function) or not (text := ast.get_docstring(each)):
+                continue
+            signature = " ".join((name, each.name, ast.unparse(each.args)))
+            if each.returns is not None:
+                signature += f" {ast.unparse(each.returns)}"
+            said = {word for word in re.findall(r"[a-z]+", text.lower()) if word not in REPEATED}
+            only_names = re.fullmatch(r"As `[^`]+`\.", text.strip())
+            if only_names or _words(" ".join(said)) <= _words(signature):
+                found.append(each)
+    return found
+
+
+def test_a_docstring_says_more_than_the_signature() -> None:
+    assert offending(lambda path: [f.name for f in empty_docstrings(tree_of(path))]) == {}
+
+
+def test_a_public_function_says_what_it_does() -> None:
+    """One of up to six lines may leave it to its name, a method to its protocol."""
+    said = {
+        method.name
+        for path in FILES
+        for owner in ast.walk(tree_of(path))
+        if isinstance(owner, ast.ClassDef)
+        for method in owner.body
+        if isinstance(method, Function) and ast.get_docstring(method)
+    }
+
+    def judge(path: Path) -> object:
+        return [
+            each.name
+            for owner in ast.walk(tree_of(path))
+            if isinstance(owner, ast.ClassDef | ast.Module)
+            for each in owner.body
+            if isinstance(each, Function)
+            and not (each.name.startswith("_") or getattr(owner, "name", "_").startswith("_"))
+            and not ast.get_docstring(each)
+            and (each.end_lineno or 0) - each.body[0].lineno >= SHORT
+            and not (isinstance(owner, ast.ClassDef) and each.name in said)
+        ]
 
     assert offending(judge) == {}
 

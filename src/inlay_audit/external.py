@@ -161,7 +161,6 @@ class CommandTransform:
             return unpack(made, f"{what}: standard output")
 
     def served(self, rows: Floats) -> Floats:
-        """The rows."""
         return rows
 
 
@@ -201,7 +200,6 @@ class GivenRows:
         return [self.rows[prompt.index] for prompt in prompts]
 
     def served(self, rows: Floats) -> Floats:
-        """The rows."""
         return rows
 
 

@@ -163,11 +163,9 @@ class ServerWork:
         self.max_line_bytes = server.settings.max_body_bytes
 
     def is_allowed(self) -> bool:
-        """As `Work.is_allowed`."""
         return self._caller_of(self._owner) is not None
 
     def check(self, body: bytes) -> str | None:
-        """As `Work.check`."""
         memory = Reservation(self._budget)
         memory.client = self._client
         limits = self._server.limits
@@ -185,11 +183,9 @@ class ServerWork:
         return model
 
     async def check_model(self, name: str | None) -> None:
-        """As `Work.check_model`."""
         self._server.model(name, *ENDPOINTS[self._endpoint.path])
 
     async def answer(self, number: int, request: LineRequest) -> Outcome:
-        """As `Work.answer`."""
         body = request.body
         matrix = self._record.output_format != "jsonl"
         if matrix:
@@ -285,16 +281,13 @@ class ServerWork:
         self._held_until = now + least
 
     async def has_room(self, num_bytes: int) -> bool:
-        """As `Work.has_room`."""
         return await self._files.has_room(self._owner, num_bytes)
 
     async def in_thread(self, check: Check) -> None:
-        """As `Work.in_thread`."""
         memory = Reservation(self._budget)
         memory.client = self._client
         preparing_for.set(memory)
         await self._server.run_prepared(_LARGE, check)
 
     async def publish(self, record: BatchRecord) -> None:
-        """As `Work.publish`."""
         await self._files.publish(self._owner, record)

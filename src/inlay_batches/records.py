@@ -211,6 +211,5 @@ def with_numbers(ranges: Ranges, numbers: Iterable[int]) -> Ranges:
 
 
 def holds(ranges: Sequence[tuple[int, int]], number: int) -> bool:
-    """Return True if a number is in ranges."""
     index = bisect_right(ranges, number, key=lambda each: each[0]) - 1
     return index >= 0 and number < ranges[index][1]

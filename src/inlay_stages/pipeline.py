@@ -280,11 +280,9 @@ class StageModels:
     """Graphs, and directories of diffusers, as `inlay.engine.source.ModelSource`."""
 
     def engine_of(self, model: str) -> str | None:
-        """As `ModelSource`."""
         return "diffusers" if is_pipeline(Path(model).expanduser()) else None
 
     def check(self, engine: EngineSettings, directory: Path | None) -> bool:
-        """As `ModelSource`."""
         if engine.engine not in ("diffusers", "vllm-omni"):
             return False
         if directory is not None and not is_pipeline(directory):
@@ -294,15 +292,12 @@ class StageModels:
         return True
 
     def is_plan(self, model: str) -> bool:
-        """As `ModelSource`."""
         return is_graph(model)
 
     def plan(self, given: EngineSettings, deploy: Path | None) -> list[Served]:
-        """As `ModelSource`."""
         return stage_engines(given, deploy)
 
     def planned(self, given: EngineSettings, deploy: Path | None, stage: str | None) -> Served:
-        """As `ModelSource`."""
         return stage_engine(given, deploy, stage)
 
 

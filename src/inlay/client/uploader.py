@@ -311,15 +311,12 @@ class AsyncUploader:
         self._uploads = _Uploads(max_retries)
 
     async def ref(self, data: bytes) -> str:
-        """As `Uploader.ref`."""
         return await self._connection.run_async(self._uploads.ref("embeds", data))
 
     async def image_ref(self, data: bytes) -> str:
-        """As `Uploader.image_ref`."""
         return await self._connection.run_async(self._uploads.ref("image", data))
 
     def forget(self) -> None:
-        """As `Uploader.forget`."""
         self._uploads.forget()
 
     async def retrying(self, request: Callable[[], Awaitable[T]]) -> T:
@@ -333,21 +330,16 @@ class AsyncUploader:
         return await request()
 
     async def upload(self, data: bytes, *, model: str | None = None) -> StoredEmbeds:
-        """As `Uploader.upload`."""
         return await self._connection.run_async(self._uploads.upload(data, model))
 
     async def upload_media(self, data: bytes, *, model: str | None = None) -> StoredImage:
-        """As `Uploader.upload_media`."""
         return await self._connection.run_async(self._uploads.upload_media(data, model))
 
     async def get(self, id_: str) -> Stored:
-        """As `Uploader.get`."""
         return await self._connection.run_async(self._uploads.get(id_))
 
     async def pin(self, id_: str, pinned: bool = True) -> Stored:
-        """As `Uploader.pin`."""
         return await self._connection.run_async(self._uploads.pin(id_, pinned))
 
     async def delete(self, id_: str) -> None:
-        """As `Uploader.delete`."""
         await self._connection.run_async(self._uploads.delete(id_))

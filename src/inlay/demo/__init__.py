@@ -163,7 +163,6 @@ class VisionExamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     report: dict[str, float]
 
     def picture(self, name: str) -> Picture:
-        """The picture of that name."""
         return next(picture for picture in self.pictures if picture.name == name)
 
 

@@ -70,11 +70,9 @@ class PlaceHoldings:
         self._counts: Counter[str | None] = Counter()
 
     def add(self, client: str | None, pages: Pages) -> None:
-        """As `Holdings`."""
         self._counts[client] += 1
 
     def after(self, client: str | None, pages: Pages) -> int:
-        """As `Holdings`."""
         return self._counts[client] + 1
 
 

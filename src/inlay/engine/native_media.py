@@ -115,7 +115,6 @@ def named_rows(
 
 
 def image_name(run: Media, salt: str | None) -> bytes:
-    """Name of the image that `run` is of, 16 bytes."""
     return image_key(run.digest + run.total.to_bytes(8), salt)
 
 

@@ -80,7 +80,6 @@ class PoolReference(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def encode(self) -> bytes:
-        """Return it as bytes."""
         return msgspec.msgpack.encode(self)
 
     def distances(self, answers: Sequence[Answer]) -> dict[str, float]:

@@ -39,7 +39,6 @@ async def outputs_of(
 async def last_output(
     request_id: str, submit: Callable[[Emit], object], abort: Callable[[str], object]
 ) -> Output:
-    """As `outputs_of`, of its last output."""
     return (await outputs_of(request_id, submit, abort))[-1]
 
 

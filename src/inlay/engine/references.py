@@ -41,7 +41,6 @@ class LocalReferences:
     """References in the user's cache."""
 
     def find(self, key: str) -> bytes | None:
-        """As `References.find`."""
         try:
             path = _path(key)
             status = path.stat()

@@ -434,7 +434,6 @@ class Call:
         return params
 
     async def json(self, answer: msgspec.Struct | dict[str, Any], status: int = 200) -> None:
-        """Answer with `answer` as JSON."""
         await self.bytes(_encode(answer), JSON_HEADER, status)
 
     async def prepared_json(self, size: int, make: Callable[[], msgspec.Struct]) -> None:

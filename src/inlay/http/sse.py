@@ -48,7 +48,6 @@ class TextEvents:
         self._before, _, self._after = frame(make(mark)).partition(_encode(mark))
 
     def event(self, text: str) -> bytes:
-        """Return the event with `text`."""
         return self._before + _encode(text) + self._after
 
     def writer(self, exchange: Exchange) -> TextWriter:

@@ -119,7 +119,6 @@ class FixedSize(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """None."""
         return {}
 
 
@@ -167,7 +166,6 @@ class AnyResolution(msgspec.Struct, frozen=True, kw_only=True, tag="any_resoluti
         return self
 
     def settings(self) -> dict[str, Any]:
-        """None."""
         return {}
 
 

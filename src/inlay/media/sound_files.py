@@ -104,7 +104,6 @@ class _Samples:
         self.size = 0
 
     def add(self, sound: Buffer) -> bytes:
-        """As `SoundWriter`."""
         samples = _pcm16(sound)
         if self._pieces is not None:
             self._pieces.append(samples)
@@ -113,7 +112,6 @@ class _Samples:
         return self._begin() + samples
 
     def end(self) -> bytes:
-        """As `SoundWriter`."""
         if self._pieces is None:
             return self._begin()
         header = _wav_header(self._rate, self.size) if self._header else b""
@@ -192,7 +190,6 @@ class _Encoded:
         self._begun = False
 
     def add(self, sound: Buffer) -> bytes:
-        """As `SoundWriter`."""
         self._write(np.frombuffer(_pcm16(sound), np.int16))
         return self._sink.take()
 

@@ -73,7 +73,6 @@ class FrameGrid(msgspec.Struct, frozen=True, kw_only=True, tag="frame_grid"):
 
     @property
     def rate(self) -> float:
-        """As `Media.rate`."""
         return self.tokens_per_second if self.by_clock else 0.0
 
     def layout(

@@ -147,7 +147,6 @@ class Rows(msgspec.Struct, frozen=True, tag="rows", array_like=True):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return self.shape[1] * DTYPE_SIZES[self.dtype]
 
     def slice(self, start: int, stop: int) -> "Rows":

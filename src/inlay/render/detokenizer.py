@@ -42,7 +42,6 @@ class ByteLevelDetokenizer:
         self._held = b""
 
     def push(self, ids: Sequence[int]) -> str:
-        """As `Detokenizer.push`."""
         if len(ids) == 1 and not self._held and ids[0] not in self._skipped:
             # The usual case of a stream; most tokens end with a character.
             whole = self._vocabulary.whole_texts.get(ids[0])
@@ -58,7 +57,6 @@ class ByteLevelDetokenizer:
         return text
 
     def flush(self) -> str:
-        """As `Detokenizer.flush`."""
         text, _ = codecs.utf_8_decode(self._held, "replace", True)
         self._held = b""
         return text
@@ -84,7 +82,6 @@ class WindowDetokenizer:
         self._held: list[int] = []
 
     def push(self, ids: Sequence[int]) -> str:
-        """As `Detokenizer.push`."""
         vocabulary, held = self._vocabulary, self._held
         settled = 0
         for id_ in ids:
@@ -102,7 +99,6 @@ class WindowDetokenizer:
         return new
 
     def flush(self) -> str:
-        """As `Detokenizer.flush`."""
         return self._decode(len(self._held)) if self._held else ""
 
     def _decode(self, count: int) -> str:
@@ -139,7 +135,6 @@ class UnspacedDetokenizer:
         self._after_added = False
 
     def push(self, ids: Sequence[int]) -> str:
-        """As `Detokenizer.push`."""
         text = ""
         for id_ in ids:
             shown, spelt = self._detokenizer.push((id_,)), self._added.get(id_)
@@ -148,5 +143,4 @@ class UnspacedDetokenizer:
         return text
 
     def flush(self) -> str:
-        """As `Detokenizer.flush`."""
         return self._detokenizer.flush()

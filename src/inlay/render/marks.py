@@ -41,7 +41,6 @@ class PlaceholderMarks:
         return f"{self._nonce}{index:0{self._INDEX_DIGITS}}"
 
     def rows(self, index: int) -> str:
-        """Return the mark of rows `index`."""
         return self._mark(index)
 
     def media(self, index: int) -> str:

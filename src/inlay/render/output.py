@@ -67,11 +67,9 @@ class ContentParser:
     __slots__ = ()
 
     def push(self, text: str) -> list[OutputDelta]:
-        """As `OutputParser.push`."""
         return [ContentDelta(text)] if text else []
 
     def flush(self) -> list[OutputDelta]:
-        """As `OutputParser.flush`."""
         return []
 
 

@@ -58,7 +58,6 @@ class StopStrings:
         return len(self.lengths)
 
     def prefix(self, state: int) -> str:
-        """Return the prefix of `state`."""
         return self._prefixed[state][: self.lengths[state]]
 
     def step(self, state: int, character: str) -> int:

@@ -66,7 +66,6 @@ class Reads(NamedTuple):
         return [{"type": "text", "text": joined}] if self.part and not self.text else joined
 
     def say(self, text: str) -> Content:
-        """Return one text as content."""
         return text if self.text else self.shape([text])
 
 
@@ -352,7 +351,6 @@ _OTHER: Mapping[str, object] = {"role": "user", "content": "x"}
 
 
 def _probed(role: str) -> str:
-    """Return the role that is probed for `role`."""
     return role if role in ("system", "developer", "assistant", "tool") else "user"
 
 

@@ -113,7 +113,6 @@ class Fleet:
             await self._caches.close()
 
     def pool(self, card: ModelCard) -> Pool:
-        """The pool of a model."""
         return self.of(PoolKey.of(card))
 
     def of(self, key: PoolKey) -> Pool:

@@ -61,8 +61,7 @@ class SendsAgain(Protocol):
 
     def send_again(
         self, workers: Sequence[Worker], request: Request, holder: ModelCard | None
-    ) -> Sent:
-        """As `Dispatcher.send_again`."""
+    ) -> Sent: ...
 
 
 class ResumingStream:

@@ -243,7 +243,6 @@ class Router:
         return bool(workers) and all(worker.card.asleep for worker in workers)
 
     def room(self, num_bytes: int) -> memoryview | None:
-        """As `inlay.transport.api.Plane.room`."""
         return self._plane.room(num_bytes)
 
     # Requests.

@@ -93,7 +93,6 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def described(self) -> StageKind:
-        """Its kind."""
         return KINDS[self.kind]
 
 

@@ -115,7 +115,6 @@ class FleetStore:
     async def put(
         self, tenant: str, data: Buffer, content: Content, *, hold: Callable[[int], None] = nothing
     ) -> StoredPrompt:
-        """As `inlay.store.prompts.Prompts.put`."""
         kind = kind_of(content)
         id_ = await self._threads.run(self._names.id, tenant, data, kind)
         key = self._names.key(tenant, id_)
@@ -209,7 +208,6 @@ class FleetStore:
     # Use
 
     async def get(self, tenant: str, id_: str) -> StoredPrompt:
-        """As `inlay.store.prompts.Prompts.get`."""
         return (await self._live(tenant, id_))[2].told()
 
     async def rows(
@@ -221,7 +219,6 @@ class FleetStore:
         look: Callable[[StoredPrompt], None],
         hold: Callable[[int], None] = nothing,
     ) -> tuple[Rows, ...]:
-        """As `inlay.store.prompts.Prompts.rows`."""
         local = self._local
         key, made = await self._used(
             (tenant, id_, "embeds"),
@@ -244,7 +241,6 @@ class FleetStore:
         look: Callable[[StoredPrompt], None],
         hold: Callable[[int], None] = nothing,
     ) -> Buffer:
-        """As `inlay.store.prompts.Prompts.file`."""
         local = self._local
         key, data = await self._used(
             (tenant, id_, "image"),
@@ -341,14 +337,12 @@ class FleetStore:
     # Pins, deletion, expiry
 
     async def touch(self, tenant: str, id_: str) -> StoredPrompt:
-        """As `inlay.store.prompts.Prompts.touch`."""
         key, revision, record = await self._live(tenant, id_)
         used = record.used(self._clock(), self._limits.ttl)
         await self._note(key, revision, used)
         return used.told()
 
     async def pin(self, tenant: str, id_: str, pinned: bool) -> StoredPrompt:
-        """As `inlay.store.prompts.Prompts.pin`."""
         for _ in range(_TRIES):
             key, revision, record = await self._live(tenant, id_)
             used = record.used(self._clock(), self._limits.ttl)
@@ -388,7 +382,6 @@ class FleetStore:
         self._shared.tell(name_of(key))
 
     async def sweep(self) -> None:
-        """As `inlay.store.prompts.Prompts.sweep`."""
         self._local.sweep()
         now = time.monotonic()
         try:
@@ -480,7 +473,6 @@ class FleetStore:
         )
 
     def close(self) -> None:
-        """As `inlay.store.prompts.Prompts.close`."""
         self._fetching.cancel()
         for task in self._later_tasks:
             task.cancel()

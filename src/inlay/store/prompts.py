@@ -121,11 +121,9 @@ class LocalStoredPrompts:
     async def put(
         self, tenant: str, data: Buffer, content: Content, *, hold: Callable[[int], None] = nothing
     ) -> StoredPrompt:
-        """As `Prompts.put`."""
         return await self._threads.run(self._store.put, tenant, data, content, adopt=True)
 
     async def get(self, tenant: str, id_: str) -> StoredPrompt:
-        """As `Prompts.get`."""
         return self._store.get(tenant, id_)
 
     async def rows(
@@ -137,7 +135,6 @@ class LocalStoredPrompts:
         look: Callable[[StoredPrompt], None],
         hold: Callable[[int], None] = nothing,
     ) -> tuple[Rows, ...]:
-        """As `Prompts.rows`."""
         stored = self._store.get(tenant, id_)
         look(stored)
         made = self._store.ready(tenant, id_, target)
@@ -155,7 +152,6 @@ class LocalStoredPrompts:
         look: Callable[[StoredPrompt], None],
         hold: Callable[[int], None] = nothing,
     ) -> Buffer:
-        """As `Prompts.file`."""
         data = self._store.ready_file(tenant, id_)
         stored = self._store.get(tenant, id_)
         look(stored)
@@ -165,26 +161,20 @@ class LocalStoredPrompts:
         return data
 
     async def touch(self, tenant: str, id_: str) -> StoredPrompt:
-        """As `Prompts.touch`."""
         return self._store.touch(tenant, id_)
 
     async def pin(self, tenant: str, id_: str, pinned: bool) -> StoredPrompt:
-        """As `Prompts.pin`."""
         return await self._threads.run(self._store.pin, tenant, id_, pinned)
 
     async def delete(self, tenant: str, id_: str) -> None:
-        """As `Prompts.delete`."""
         await self._threads.run(self._store.delete, tenant, id_)
 
     async def sweep(self) -> None:
-        """As `Prompts.sweep`."""
         self._store.sweep()
 
     def stats(self) -> StoreStats:
-        """As `Prompts.stats`."""
         return self._store.stats()
 
     def close(self) -> None:
-        """As `Prompts.close`."""
         self._threads.close()
         self._store.close()

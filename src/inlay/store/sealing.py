@@ -55,7 +55,6 @@ class FileSealer:
         ).digest(FINGERPRINT_BYTES)
 
     def seal(self, salt: bytes) -> "Seal":
-        """The seal of the file with this salt."""
         return Seal(blake3(salt, key=self._key).digest())
 
 

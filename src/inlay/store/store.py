@@ -247,7 +247,6 @@ class PromptStore:
             return self._index.find(self._names.key(tenant, id_), self._clock()) is not None
 
     def names(self) -> list[Key]:
-        """Keys of all prompts."""
         with self._lock:
             return [entry.key for entry in self._index.entries]
 

@@ -39,7 +39,6 @@ class ModelDirectory:
     path: Path
 
     def file(self, name: str) -> bytes | None:
-        """As `Checkpoint.file`."""
         try:
             return (self.path / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -50,7 +49,6 @@ class ModelDirectory:
             ) from error
 
     def tensors(self, wanted: Callable[[str], bool]) -> Iterator[StoredTensor]:
-        """As `Checkpoint.tensors`."""
         seen: dict[str, Path] = {}
         for file in weight_files(self.path).paths(wanted):
             for tensor in tensors_in(file):

@@ -136,8 +136,7 @@ class RequestHandler(Protocol):
     def submit(self, request: Request, emit: Emit) -> None:
         """As `Engine.submit`, but what is refused ends with an error output."""
 
-    def abort(self, request_id: str) -> None:
-        """As `Engine.abort`."""
+    def abort(self, request_id: str) -> None: ...
 
     async def call(self, command: Command[R]) -> R:
         """Run a command. Raises `InlayError` if it fails."""

@@ -209,7 +209,6 @@ class PeerLink:
             self._carrier.send(Cancel(request_id))
 
     async def call(self, command: Command[R], within: float = 30.0) -> R:
-        """As `Worker.call`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         try:
@@ -237,12 +236,10 @@ class PeerLink:
             await asyncio.sleep(ASK_SECONDS)
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
-        """As `inlay.messages.routing.CacheEventSource`."""
         self._on_cache_events = tell
         self._say(WatchCache())
 
     async def kv_snapshot(self) -> KvSnapshot:
-        """As `inlay.messages.routing.CacheEventSource`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         try:
@@ -335,7 +332,6 @@ class PeerLink:
         self._tell_changed()
 
     def room(self, num_bytes: int) -> memoryview | None:
-        """As `Plane.room`."""
         return self._carrier.room(num_bytes) if self.alive else None
 
     def close(self) -> None:

@@ -81,7 +81,6 @@ class EngineProxy:
             await asyncio.sleep(_GUARD_SECONDS)
 
     async def call(self, command: Command[R]) -> R:
-        """As `RequestHandler.call`."""
         if self._link is None:
             raise OverloadedError(NO_ENGINE, retry_after=1)
         return await self._link.call(command, _CALL_SECONDS)

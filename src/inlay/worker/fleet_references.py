@@ -26,12 +26,10 @@ class FleetReferences:
         self._calls = PendingCalls[bytes | None](count())
 
     def find(self, key: str) -> bytes | None:
-        """As `References.find`."""
         found = self._local.find(key)
         return self.agreed(key) if found is None else found
 
     def keep(self, key: str, data: bytes) -> None:
-        """As `References.keep`."""
         self._local.keep(key, data)
         self._settle(key, data, replace=False)
 

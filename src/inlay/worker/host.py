@@ -165,7 +165,6 @@ class EngineHost:
         self._tell()
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
-        """As `inlay.messages.routing.CacheEventSource`."""
         self._kv_events.watch(tell)
 
     async def kv_snapshot(self) -> KvSnapshot:
@@ -178,7 +177,6 @@ class EngineHost:
         return self._kv_events.snapshot()
 
     def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]:
-        """As `RequestHandler.watch`."""
         key = object()
         self._watchers[key] = announce
         announce(self.card)
@@ -195,7 +193,6 @@ class EngineHost:
         self._tell()
 
     def forget_prompt(self, key: str | None) -> None:
-        """As `RequestHandler.forget_prompt`."""
         if key is None:
             self._embeds_cache.clear()
         else:

@@ -239,7 +239,6 @@ class HiddenStates:
     def send(
         self, prompts: Sequence[AuditPrompt], rows: Sequence[Floats], rng: Rng
     ) -> list[Floats]:
-        """The states of each row."""
         found = dict(self.model.hidden_states(rows))
         return [found[index][self.layer - 1] for index in range(len(rows))]
 

@@ -81,7 +81,6 @@ class Learned:
         self._weight = weight
 
     def served(self, rows: Floats) -> Floats:
-        """The rows."""
         return rows
 
     @torch.no_grad()

@@ -55,12 +55,9 @@ class DirectoryStorage:
         self._threads.close()
 
     async def find(self, key: str) -> tuple[int, bytes | None]:
-        """As `Storage.find`."""
         return await self._done(lambda: _read_record(self._records / key))
 
     async def swap(self, key: str, record: bytes, revision: int) -> bool:
-        """As `Storage.swap`."""
-
         def swap() -> bool:
             path = self._records / key
             with self._alone():
@@ -75,8 +72,6 @@ class DirectoryStorage:
         return await self._done(swap)
 
     async def drop(self, key: str, revision: int) -> bool:
-        """As `Storage.drop`."""
-
         def drop() -> bool:
             path = self._records / key
             with self._alone():
@@ -89,8 +84,6 @@ class DirectoryStorage:
         return await self._done(drop)
 
     async def list(self, under: str = "*") -> "list[tuple[str, int, bytes]]":
-        """As `Storage.list`."""
-
         def list_() -> "list[tuple[str, int, bytes]]":
             found = []
             for path in self._records.glob(f"{under}.*"):
@@ -102,8 +95,6 @@ class DirectoryStorage:
         return await self._done(list_)
 
     async def write(self, name: str, file: BinaryIO) -> int:
-        """As `Storage.write`."""
-
         def write() -> int:
             _write(self._contents / name, lambda out: shutil.copyfileobj(file, out))
             return file.tell()
@@ -111,8 +102,6 @@ class DirectoryStorage:
         return await self._done(write)
 
     async def read(self, name: str, size: int, file: BinaryIO) -> bool:
-        """As `Storage.read`."""
-
         def read() -> bool:
             try:
                 with (self._contents / name).open("rb") as found:
@@ -126,7 +115,6 @@ class DirectoryStorage:
         return await self._done(read)
 
     async def erase(self, name: str) -> None:
-        """As `Storage.erase`."""
         await self._done(lambda: (self._contents / name).unlink(missing_ok=True))
 
     async def contents(self) -> set[str]:
@@ -134,8 +122,6 @@ class DirectoryStorage:
         return await self._done(lambda: {path.name for path in self._contents.iterdir()})
 
     async def size(self) -> tuple[int, int]:
-        """As `Storage.size`."""
-
         def size() -> tuple[int, int]:
             with os.scandir(self._contents) as found:
                 total = sum(entry.stat().st_size for entry in found)

@@ -21,11 +21,9 @@ class MemoryStorage:
         self._revisions = count(1)
 
     async def find(self, key: str) -> tuple[int, bytes | None]:
-        """As `Storage.find`."""
         return self._records.get(key, (0, None))
 
     async def swap(self, key: str, record: bytes, revision: int) -> bool:
-        """As `Storage.swap`."""
         found, before = self._records.get(key, (0, b""))
         if found != revision:
             return False
@@ -34,7 +32,6 @@ class MemoryStorage:
         return True
 
     async def drop(self, key: str, revision: int) -> bool:
-        """As `Storage.drop`."""
         found, before = self._records.get(key, (0, b""))
         if not found or found != revision:
             return False
@@ -43,7 +40,6 @@ class MemoryStorage:
         return True
 
     async def list(self, under: str = "*") -> "list[tuple[str, int, bytes]]":
-        """As `Storage.list`."""
         return [
             (key, revision, record)
             for key, (revision, record) in self._records.items()
@@ -51,7 +47,6 @@ class MemoryStorage:
         ]
 
     async def write(self, name: str, file: BinaryIO) -> int:
-        """As `Storage.write`."""
         data = file.read()
         self._take(len(data))
         self._contents[name] = data
@@ -67,7 +62,6 @@ class MemoryStorage:
         self._bytes += num_bytes
 
     async def read(self, name: str, size: int, file: BinaryIO) -> bool:
-        """As `Storage.read`."""
         data = self._contents.get(name)
         if data is None or len(data) != size:
             return False
@@ -75,13 +69,10 @@ class MemoryStorage:
         return True
 
     async def erase(self, name: str) -> None:
-        """As `Storage.erase`."""
         self._bytes -= len(self._contents.pop(name, b""))
 
     async def contents(self) -> set[str]:
-        """As `Storage.contents`."""
         return set(self._contents)
 
     async def size(self) -> tuple[int, int]:
-        """As `Storage.size`."""
         return self._bytes, len(self._records)

@@ -27,7 +27,6 @@ _FIELDS = ("prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds")
 
 
 def text_payload(port: str, text: str) -> Payload:
-    """Return a text as a payload of `port`."""
     data = text.encode()
     return Payload(port, "uint8", (len(data),), Buffer(data))
 

@@ -48,7 +48,6 @@ class SampledFile:
         return await self._prepare(self._cost(len(payload.data)), self._writer.add, payload.data)
 
     async def end(self) -> bytes:
-        """As `SoundFile`."""
         return await self._prepare(self._cost(self._writer.size), self._writer.end)
 
     def _cost(self, size: int) -> int:
@@ -68,7 +67,6 @@ class FinishedFile:
         self._kept: list[bytes] | None = [] if whole else None
 
     async def take(self, payload: Payload) -> bytes:
-        """As `SoundFile`."""
         data = bytes(payload.data.view)
         if payload.port.endswith(".type"):
             self.media_type = data
@@ -79,5 +77,4 @@ class FinishedFile:
         return b""
 
     async def end(self) -> bytes:
-        """As `SoundFile`."""
         return b"".join(self._kept or ())

@@ -217,7 +217,6 @@ class _Requests:
         )
 
     def make(self, stage: str, inputs: Sequence[Input]) -> Request:
-        """Return the request of a stage."""
         call, priority = self.call, self.request.priority or 0
         if stage != self.speaker.steps[0].model:
             return stage_request(call, self._id, self._params[stage], priority, stage, inputs)

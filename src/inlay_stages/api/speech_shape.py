@@ -55,18 +55,15 @@ class File:
         self._call, self._file = call, file
 
     async def take(self, payload: Payload) -> None:
-        """As `SpeechAnswer`."""
         await self._file.take(payload)
 
-    def end(self, output: StageOutput) -> None:
-        """As `SpeechAnswer`."""
+    def end(self, output: StageOutput) -> None: ...
 
     async def fail(self, error: InlayError) -> None:
         """As `SpeechAnswer`; it has not started before its end."""
         raise error
 
     async def finish(self) -> None:
-        """As `SpeechAnswer`."""
         await self._call.bytes(await self._file.end(), _media_type(self._file))
 
 
@@ -78,19 +75,16 @@ class Pieces:
         self.started = False
 
     async def take(self, payload: Payload) -> None:
-        """As `SpeechAnswer`."""
         if piece := await self._file.take(payload):
             await self._write(piece, more=True)
 
-    def end(self, output: StageOutput) -> None:
-        """As `SpeechAnswer`."""
+    def end(self, output: StageOutput) -> None: ...
 
     async def fail(self, error: InlayError) -> None:
         """As `SpeechAnswer`: the connection is cut, so that nobody takes the file for whole."""
         raise error
 
     async def finish(self) -> None:
-        """As `SpeechAnswer`."""
         await self._write(await self._file.end(), more=False)
 
     async def _write(self, data: bytes, *, more: bool) -> None:
@@ -112,26 +106,21 @@ class Events:
 
     @property
     def started(self) -> bool:
-        """As `SpeechAnswer`."""
         return self._stream.started
 
     async def take(self, payload: Payload) -> None:
-        """As `SpeechAnswer`."""
         if piece := await self._file.take(payload):
             await self._stream.write([await self._event(piece)])
 
     def end(self, output: StageOutput) -> None:
-        """As `SpeechAnswer`."""
         self._end = output
 
     async def fail(self, error: InlayError) -> None:
-        """As `SpeechAnswer`."""
         self._call.failed = error
         self._call.server.metrics.failed(error)
         await self._stream.finish([StreamFailure.of(shown(error))])
 
     async def finish(self) -> None:
-        """As `SpeechAnswer`."""
         events: list[msgspec.Struct | bytes] = []
         if piece := await self._file.end():
             events.append(await self._event(piece))

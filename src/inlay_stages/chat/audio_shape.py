@@ -117,7 +117,6 @@ class AudioChatShape:
         return [*events, *self._text.closing_events()]
 
     def failure_events(self, error: InlayError) -> list[Event]:
-        """As `ResponseShape`."""
         return self._text.failure_events(error)
 
     def response(self) -> Struct:

@@ -82,7 +82,6 @@ class ImageChatShape:
         return [*ended, *self._text.closing_events()]
 
     def failure_events(self, error: InlayError) -> list[Event]:
-        """As `ResponseShape`."""
         return self._text.failure_events(error)
 
     def response(self) -> msgspec.Struct:

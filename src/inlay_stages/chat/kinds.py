@@ -31,7 +31,6 @@ class StageChats:
         return True
 
     def model(self, server: Server, found: ServedModel) -> ServedModel:
-        """As `ChatKind`."""
         return resolve_model(server, found)
 
     async def responder(
@@ -58,7 +57,6 @@ class StageChats:
         messages: MessageReader,
         prepare: Prepare,
     ) -> UpstreamInput | None:
-        """As `ChatKind`."""
         if card.stage is None or not card.stage.graph.before_text:
             return None
         graph, adapters = card.stage.graph, adapters_before(call.server, request.model)

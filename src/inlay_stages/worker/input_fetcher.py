@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 class Admit(Protocol):
     """Takes a request whose inputs are here, or come by an inflow."""
 
-    def __call__(self, request: Request, emit: Emit, inflow: InputStream | None = None, /) -> None:
-        """Admit it."""
+    def __call__(
+        self, request: Request, emit: Emit, inflow: InputStream | None = None, /
+    ) -> None: ...
 
 
 class InputFetcher:

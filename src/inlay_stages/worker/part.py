@@ -32,7 +32,6 @@ class StagePart:
         self.handlers: Mapping[Task, Handle] = {Task.FETCH: self.held.answer}
 
     def begin(self, request: Request, emit: Emit) -> None:
-        """As `WorkerPart`."""
         address = self._host.address()
         if request.hold is not None and address is not None:
             emit = self.held.keep(request, request.hold, emit, address)
@@ -50,7 +49,6 @@ class StagePart:
         return stage is not None and stage.graph.fed_on(stage.name) == "hidden"
 
     def abort(self, request_id: str) -> None:
-        """As `WorkerPart`."""
         try:
             if self.leased is not None:
                 self.leased.abort(request_id)
@@ -58,7 +56,6 @@ class StagePart:
             self.held.release(request_id)
 
     def stats(self) -> Mapping[str, int]:
-        """As `WorkerPart`."""
         return {
             "leases": self.held.num_leases,
             "held_payloads": len(self.held),
@@ -68,7 +65,6 @@ class StagePart:
 
     @property
     def num_open(self) -> int:
-        """As `WorkerPart`."""
         return self.held.num_made
 
     def _admit(self, request: Request, emit: Emit, inflow: InputStream | None = None) -> None:

@@ -156,7 +156,6 @@ async def _read(call: Call, decoder: msgspec.json.Decoder[T]) -> _Asked:
 
 
 def _as_chat(request: MessagesInput, said: Conversation) -> ChatRequest:
-    """Return a request as a chat."""
     thinking = thinking_of(request)
     choice = request.tool_choice or {}
     effort = None if request.output_config is None else request.output_config.effort

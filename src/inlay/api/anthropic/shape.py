@@ -92,7 +92,6 @@ class MessagesShape:
         return [*empty, *self._close(), MessageDelta(self._ending(), self._usage()), MessageStop()]
 
     def failure_events(self, error: InlayError) -> list[Event]:
-        """Return the error as an event."""
         return [failure(error, self._request_id)]
 
     def response(self) -> msgspec.Struct:

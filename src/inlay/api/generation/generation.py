@@ -58,7 +58,6 @@ class WholeSink:
         self._grow = grow
 
     def ready(self) -> bool:
-        """As `Sink.ready`."""
         return True
 
     def take(self, pieces: Pieces) -> None:
@@ -355,7 +354,6 @@ class _InlineReader:
         self._times = times
 
     def take(self, output: Output) -> bool:
-        """As `TakeOutput`."""
         choice = self._choice
         try:
             if self._plain and not output.logprobs:

@@ -109,11 +109,9 @@ class _Written:
         self._named = NamedWorkers() if shows_workers else None
 
     def ready(self) -> bool:
-        """As `Sink.ready`."""
         return self.stream.ready() and self._generation.bulk < OFFLOAD_BYTES
 
     def take(self, pieces: Pieces) -> Awaitable[None] | None:
-        """As `Sink.take`."""
         if self._generation.bulk >= OFFLOAD_BYTES:
             return self._take_bulk(pieces)
         events = self._with_workers(pieces, self._shape.events(pieces))
@@ -127,7 +125,6 @@ class _Written:
         return events if self._named is None else [*self._named.of(pieces), *events]
 
     def texts(self, choice: ChoiceState) -> TextWriter | None:
-        """As `Sink.texts`."""
         events = self._shape.texts(choice)
         return None if events is None else self.stream.text_writer(events)
 

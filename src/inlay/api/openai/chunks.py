@@ -152,5 +152,4 @@ class Chunks(Generic[C]):
         return [self.chunk([], usage=usage, system_fingerprint=self._generation.fingerprint)]
 
     def failure_events(self, error: InlayError) -> list[Event]:
-        """Return the error as an event."""
         return [ErrorResponse(shown(error))]

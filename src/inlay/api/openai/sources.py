@@ -16,7 +16,6 @@ def in_prompt_embeds(
 
 
 def embeds_source(item: str | EmbedsSource, param: str) -> TensorSource:
-    """Return the source of one tensor."""
     if isinstance(item, str):
         return TensorSource(item, None, None, param)
     return TensorSource(None, item.ref, item.part, param)

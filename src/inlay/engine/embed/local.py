@@ -40,7 +40,6 @@ class LocalModel:
         return LoadedEmbeddingModel(card, self._settings.max_num_batched_tokens, media=media)
 
     async def outputs(self, batch: Sequence[EmbedInput]) -> Sequence[Bundle]:
-        """As `EmbeddingModel.outputs`."""
         if self._encoder is None:
             raise EngineError("the engine is not started")
         return await self._thread.run(partial(self._encoder.outputs, batch))

@@ -39,7 +39,6 @@ class One:
         self._pooled = pooled
 
     def __call__(self, states: Tensor, asked: Sequence[EmbedInput]) -> list[Bundle]:
-        """As `Head`."""
         rows = self._pooled(states, lengths_of(asked)).float().cpu().numpy()
         return [{self._name: row} for row in rows]
 
@@ -52,7 +51,6 @@ class Each:
         self._logits = logits
 
     def __call__(self, states: Tensor, asked: Sequence[EmbedInput]) -> list[Bundle]:
-        """As `Head`."""
         rows = self._logits(states).float().cpu()
         return [{self._name: part.numpy()} for part in torch.split(rows, lengths_of(asked))]
 
@@ -72,7 +70,6 @@ class Vocabulary:
         self._sums = sums
 
     def __call__(self, states: Tensor, asked: Sequence[EmbedInput]) -> list[Bundle]:
-        """As `Head`."""
         lengths = lengths_of(asked)
         states = self._transform(states)
         found: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -120,7 +117,6 @@ class Ids:
         self._special = np.array(special, np.int64)
 
     def __call__(self, states: Tensor, asked: Sequence[EmbedInput]) -> list[Bundle]:
-        """As `Head`."""
         parts = torch.split(self._weights(states)[:, 0].float().cpu(), lengths_of(asked))
         found = []
         for part, each in zip(parts, asked, strict=True):

@@ -248,20 +248,17 @@ class TorchEngine:
             self._needs.ask(self._receivers[request_id].request, need)
 
     def give_pages(self, request: Request, emit: Emit) -> None:
-        """As `inlay.engine.api.PageEngine`."""
         if self._exchange is None:
             raise InvalidRequestError("this worker gives no pages: see --enable-kv-fetch")
         self._exchange.give(request, emit)
 
     def use_peers(self, peers: PeerWorkers) -> None:
-        """As `inlay.engine.api.PeerUser`."""
         self._peers = peers
         for provider in (self._exchange, self._media):
             if provider is not None:
                 provider.peers = peers
 
     def use_host_memory(self, fd: int) -> None:
-        """As `inlay.engine.api.HostMemoryUser`."""
         self._host_memory = fd
 
     def abort(self, request_id: str) -> None:
@@ -280,7 +277,6 @@ class TorchEngine:
                 self._encodes.abort(request_id)
 
     def pause(self, request_id: str, paused: bool) -> None:
-        """As `inlay.engine.api.PausingEngine`."""
         self._send(lambda core: core.pause(request_id, paused))
 
     async def failed(self) -> InlayError:

@@ -26,12 +26,10 @@ class PageHoldings:
         self._lacking: Counter[str | None] = Counter()
 
     def add(self, client: str | None, pages: Pages) -> None:
-        """As `inlay.engine.fairness.Holdings`."""
         self._held.setdefault(client, set()).update(pages.held)
         self._lacking[client] += pages.lacking
 
     def after(self, client: str | None, pages: Pages) -> int:
-        """As `inlay.engine.fairness.Holdings`."""
         held = self._held.get(client, set())
         new = len(pages.held) - (len(held.intersection(pages.held)) if held else 0)
         return len(held) + new + self._lacking[client] + pages.lacking

@@ -90,7 +90,6 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
             self.media.close()
 
     def check_thinking(self, request: Request) -> None:
-        """As `thinking.check`."""
         thinking.check(request, self.llm.vllm_config)
 
     async def check_grammar(self, request: Request) -> Request:

@@ -91,7 +91,6 @@ class TextWriter:
         self._write = cycle.transport.write
 
     def ready(self) -> bool:
-        """As `Exchange.writable`."""
         cycle = self._cycle
         return not (cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding)
 

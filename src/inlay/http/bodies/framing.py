@@ -56,14 +56,12 @@ class PartHead(NamedTuple):
 class Parts(Protocol):
     """Takes the parts of one body; what it raises is raised by `Framing.feed`."""
 
-    def begin(self, head: PartHead) -> None:
-        """Begin a part."""
+    def begin(self, head: PartHead) -> None: ...
 
     def write(self, data: memoryview) -> None:
         """Take the next bytes of its content; their memory is reused."""
 
-    def end(self) -> None:
-        """End it."""
+    def end(self) -> None: ...
 
     def finish(self) -> None:
         """Take the end of the body, once its closing boundary has come."""

@@ -162,7 +162,6 @@ class Keys:
 
     @property
     def required(self) -> bool:
-        """True if a key is required."""
         return len(self._keys) > 0
 
     @property

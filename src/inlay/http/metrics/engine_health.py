@@ -87,7 +87,6 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def health_of(worker: Worker) -> WorkerHealth:
-    """Return the health of a worker."""
     card = worker.card
     probe = card.probe
     last: LastProbe | None = None

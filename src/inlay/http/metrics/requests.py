@@ -58,7 +58,6 @@ class _TokenIntervals(Collector):
         self._models: dict[str, _Intervals] = {}
 
     def of(self, model: str) -> "_Intervals":
-        """Return the intervals of a model."""
         found = self._models.get(model)
         if found is None:
             found = self._models[model] = _Intervals()

@@ -297,12 +297,10 @@ class StepsParser(ABC):
         """Read the whole output as it arrives."""
 
     def push(self, text: str) -> list[OutputDelta]:
-        """As `OutputParser.push`."""
         self.source.add(text)
         return self._run()
 
     def flush(self) -> list[OutputDelta]:
-        """As `OutputParser.flush`."""
         self.source.ended = True
         return self._run()
 

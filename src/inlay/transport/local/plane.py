@@ -81,11 +81,9 @@ class LocalPlane:
             self._missing[name] = reason
 
     def losses(self) -> Mapping[tuple[str, Loss], int]:
-        """As `inlay.transport.api.CountsLosses`."""
         return self._losses
 
     def unavailable(self) -> Mapping[str, str]:
-        """As `Plane.unavailable`."""
         return self._missing
 
     async def changed(self) -> None:

@@ -31,7 +31,6 @@ class RoutedPlane(LocalPlane):
         """As `RoutingFeed.publish`, to nobody."""
 
     async def kv_snapshot(self, worker_id: str) -> KvSnapshot:
-        """As `RoutingFeed.kv_snapshot`."""
         link = next((link for link in self._links if link.id == worker_id), None)
         if link is None:
             raise OverloadedError(GONE, retry_after=1)

@@ -145,7 +145,6 @@ class NatsPlane:
         ]
 
     def announced(self) -> Sequence[ModelCard]:
-        """As `inlay.transport.api.Announces`."""
         return self._announced
 
     def unavailable(self) -> Mapping[str, str]:
@@ -155,18 +154,15 @@ class NatsPlane:
         return found if stranger is None else {**found, self._member.id: stranger}
 
     def losses(self) -> Mapping[tuple[str, Loss], int]:
-        """As `inlay.transport.api.CountsLosses`."""
         return self._discovery.losses
 
     def unreachable(self) -> str | None:
-        """As `inlay.transport.api.Reaches`."""
         seconds = self._member.control.silent_for
         return (
             f"NATS has not answered for {seconds:.1f} s" if seconds > UNREACHABLE_SECONDS else None
         )
 
     async def drain(self, worker_id: str) -> None:
-        """As `inlay.transport.api.Drains`."""
         connected = self._by_link(worker_id)
         if connected is None:
             raise NotFoundError(f"no worker {worker_id!r} is ready", param="worker")
@@ -184,11 +180,9 @@ class NatsPlane:
             ) from error
 
     async def record_adapter(self, model: str, order: LoadAdapter) -> None:
-        """As `inlay.transport.api.RecordsAdapters`."""
         await self._record.add(model, RecordedAdapter(order.name, order.path, order.sha256))
 
     async def forget_adapter(self, models: Iterable[str], name: str) -> bool:
-        """As `inlay.transport.api.RecordsAdapters`."""
         return await self._record.drop(models, name)
 
     async def changed(self) -> None:
@@ -300,12 +294,10 @@ class NatsPlane:
         await control.subscribe(subjects.loads(), self._on_load_message)
 
     def publish(self, load: FrontendLoad) -> None:
-        """As `RoutingFeed.publish`."""
         subject = self._member.subjects.loads(self._member.id)
         self._member.control.publish(subject, _encode(load))
 
     async def kv_snapshot(self, worker_id: str) -> KvSnapshot:
-        """As `RoutingFeed.kv_snapshot`."""
         connected = self._by_link(worker_id)
         if connected is None or connected.link is None:
             raise OverloadedError(GONE, retry_after=1)

@@ -37,7 +37,6 @@ class Subjects:
         return f"inlay.{self.namespace}.roll"
 
     def cache_events(self, worker: str = "*") -> str:
-        """Cache events of workers."""
         return f"inlay.{self.namespace}.cache.{worker}"
 
     def loads(self, frontend: str = "*") -> str:
@@ -72,5 +71,4 @@ class Subjects:
 
 
 def last_token(subject: str) -> str:
-    """Return the last token of a subject."""
     return subject.rpartition(".")[2]

@@ -46,17 +46,13 @@ _invitations = msgspec.msgpack.Decoder(DialRequest)
 class AnnouncedEngine(Protocol):
     """An engine that a fleet is told of, in this process or another."""
 
-    def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]:
-        """As `RequestHandler.watch`."""
+    def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]: ...
 
-    def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
-        """As `inlay.messages.routing.CacheEventSource.watch_cache`."""
+    def watch_cache(self, tell: Callable[[KvEvents], None]) -> None: ...
 
-    async def call(self, command: Command[R]) -> R:
-        """As `RequestHandler.call`."""
+    async def call(self, command: Command[R]) -> R: ...
 
-    def forget_prompt(self, key: str | None) -> None:
-        """As `RequestHandler.forget_prompt`."""
+    def forget_prompt(self, key: str | None) -> None: ...
 
 
 class NatsWorker:

@@ -100,7 +100,6 @@ class DiffusersEngine:
         """Accept every level."""
 
     async def sleep(self, level: int) -> None:
-        """As `StageSleep.sleep`."""
         await self._sleep.sleep(level, self.card.weights_id)
 
     async def wake_up(self, tags: Sequence[str]) -> bool:

@@ -201,7 +201,6 @@ _OPTIONS = {"png": {}, "jpeg": {"quality": 95}, "webp": {"quality": 95}}
 
 
 def image_file(image: Image.Image, image_format: ImageFormat) -> bytes:
-    """Return the file of an image."""
     file = BytesIO()
     image.save(file, image_format.upper(), **_OPTIONS[image_format])
     return file.getvalue()

@@ -16,7 +16,6 @@ _POSITIONS = 8
 
 
 def text_payload(text: str, port: str = "prompt") -> Payload:
-    """Return a text as a payload."""
     data = text.encode()
     return Payload(port, "uint8", (len(data),), Buffer(data))
 

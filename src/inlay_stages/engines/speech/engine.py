@@ -81,11 +81,9 @@ class SpeechEngine:
         """Accept every level."""
 
     async def sleep(self, level: int) -> None:
-        """As `StageSleep.sleep`."""
         await self._sleep.sleep(level, self.card.weights_id)
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
-        """As `StageSleep.wake_up`."""
         return await self._sleep.wake_up(tags)
 
     async def _rest(self) -> Loaded:
@@ -149,7 +147,6 @@ class SpeechEngine:
         self._enqueue(job)
 
     def pause(self, request_id: str, paused: bool) -> None:
-        """As `inlay.engine.api.PausingEngine`."""
         job = self._jobs.get(request_id)
         if job is not None:
             job.paused = paused

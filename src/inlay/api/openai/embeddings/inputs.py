@@ -100,11 +100,9 @@ class TextInputs:
         return len(self.texts)
 
     def weight(self, index: int) -> int:
-        """As `Inputs.weight`."""
         return len(self.texts[index]) // _CHARACTERS + 1
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
-        """As `Inputs.pieces`."""
         texts = self.texts[start:stop]
         if self.clips:
             texts = self.renderer.clipped(texts, self.clips[start:stop])
@@ -228,11 +226,9 @@ class PairInputs:
         return len(self.pairs)
 
     def weight(self, index: int) -> int:
-        """As `Inputs.weight`."""
         return sum(map(len, self.pairs[index])) // _CHARACTERS + 1
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
-        """As `Inputs.pieces`."""
         try:
             pairs = self.pairs[start:stop]
             if any(self.clips):
@@ -275,13 +271,11 @@ class Chats:
         return len(self.chats)
 
     def weight(self, index: int) -> int:
-        """As `Inputs.weight`."""
         return (
             sum(_weight(message.get("content")) for message in self.chats[index]) // _CHARACTERS + 1
         )
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
-        """As `Inputs.pieces`."""
         return [self._piece(index) for index in range(start, stop)]
 
     def _piece(self, index: int) -> InputPiece:
@@ -339,11 +333,9 @@ class PromptInputs:
         return len(self.prompts)
 
     def weight(self, index: int) -> int:
-        """As `Inputs.weight`."""
         return len(self.prompts[index])
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
-        """As `Inputs.pieces`."""
         return [
             InputPiece(prompt, truncated=truncated)
             for prompt, truncated in zip(
@@ -362,7 +354,6 @@ class Joined:
         return sum(map(len, self.parts))
 
     def weight(self, index: int) -> int:
-        """As `Inputs.weight`."""
         for part in self.parts:
             if index < len(part):
                 return part.weight(index)
@@ -370,7 +361,6 @@ class Joined:
         raise IndexError(index)
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
-        """As `Inputs.pieces`."""
         found: list[InputPiece] = []
         for part in self.parts:
             first, last = max(0, start), min(stop, len(part))

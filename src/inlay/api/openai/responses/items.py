@@ -74,8 +74,7 @@ class _Growing(Protocol):
     def grow(self, delta: OutputDelta, logprobs: list[TokenLogprob]) -> list[ResponseEvent] | None:
         """Add a delta; return its events, or None if it belongs to another item."""
 
-    def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        """Return the events of its end."""
+    def end(self, status: ItemStatus) -> list[ResponseEvent]: ...
 
     def item(self, status: ItemStatus) -> OutputItem:
         """Return the item as it is now."""

@@ -110,7 +110,6 @@ async def responses(call: Call) -> None:
 
 
 def _as_chat(request: ResponsesRequest) -> tuple[Conversation, ChatRequest]:
-    """Return the conversation, and the request as a chat."""
     said = conversation(request)
     logprobs = LOGPROBS in (request.include or ())
     return said, ChatRequest(

@@ -113,7 +113,6 @@ class PromptsRequest(TextsRequest, kw_only=True):
 
     @property
     def chat_paths(self) -> list[str]:
-        """Path in the request of each of `chats`."""
         name = "input" if self.messages is None else "messages"
         chats = self.chats
         if chats == [getattr(self, name)]:

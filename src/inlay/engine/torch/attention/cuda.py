@@ -54,8 +54,7 @@ AttentionKernel: TypeAlias = Callable[
 class Multiply(Protocol):
     """Kernel of gated units."""
 
-    def __call__(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
-        """As `triton_layers.multiply`."""
+    def __call__(self, gate_up: Tensor, *, gelu: bool) -> Tensor: ...
 
 
 class CudaKernels(NamedTuple):

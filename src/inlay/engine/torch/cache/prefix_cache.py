@@ -77,7 +77,6 @@ class PrefixCache:
         self._idle[page] = None
 
     def mark_used(self, page: int) -> None:
-        """Mark a page as used."""
         self._idle.pop(page, None)
 
     def touch(self, page: int) -> None:

@@ -31,7 +31,6 @@ class MediaProvider:
     def start(
         self, request: Request, need: Need, done: Callable[[Result], object]
     ) -> Callable[[], object]:
-        """As `Provider`."""
         assert need.item is not None
         return asyncio.create_task(self._encode(request, need.item, done)).cancel
 

@@ -78,7 +78,6 @@ class PictureReader:
         self._spec = spec
 
     def plan(self, run: Media) -> Plan:
-        """As `Reader.plan`."""
         data, sized = sized_image(run, self._spec)
         height, width = sized.layout.size
 
@@ -100,7 +99,6 @@ class FrameReader:
         self._processor = PatchProcessor(directory, spec.image, norm)
 
     def plan(self, run: Media) -> Plan:
-        """As `Reader.plan`."""
         data, sized = sized_video(run, self._spec)
         grid = sized.layout.grid
         assert grid is not None, "videos are laid out by a grid"
@@ -135,7 +133,6 @@ class SoundReader:
         self._spec = spec
 
     def plan(self, run: Media) -> Plan:
-        """As `Reader.plan`."""
         data, sized = sized_sound(run, self._spec)
         rate = sized.rate
         frames = sized.header.samples_at(rate) // 160 + 1

@@ -93,7 +93,6 @@ class RecordShape(NamedTuple):
         return tuple(sum(part.num_bytes for part in parts) for parts in self.parts)
 
     def record_bytes(self, group: int) -> int:
-        """Return the bytes of a record of `group`."""
         return HEADER_SIZE + sum(part.num_bytes for part in self.parts[group])
 
     def piece(self, group: int) -> int:

@@ -291,7 +291,6 @@ class PageExchange:
         return fetch.num_pages
 
     def give(self, request: Request, emit: Emit) -> None:
-        """As `inlay.engine.api.PageEngine.give_pages`."""
         query = request.params
         if not self._gives:
             raise InvalidRequestError("this worker gives no pages: see --enable-kv-fetch")

@@ -163,7 +163,6 @@ class HeadDrafter:
         return {sequence: tuple(drafts) for sequence, drafts in found.items()}
 
     def forget(self, sequence: Sequence) -> None:
-        """As `Drafter`."""
         self._computed.pop(sequence, None)
         self._tips.pop(sequence, None)
 

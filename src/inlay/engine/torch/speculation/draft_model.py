@@ -98,7 +98,6 @@ class DraftModel:
         return {sequence: tuple(drafts) for sequence, drafts in found.items()}
 
     def forget(self, sequence: Sequence) -> None:
-        """As `Drafter`."""
         self._read.pop(sequence, None)
 
     def _known(self, sequence: Sequence) -> int:

@@ -54,7 +54,6 @@ class NgramDrafter:
         return {sequence: tuple(found[sequence][:count]) for sequence, count in counts.items()}
 
     def forget(self, sequence: Sequence) -> None:
-        """As `Drafter`."""
         self._found.pop(sequence, None)
         if self._histories.pop(sequence, None) is not None:
             self._clients -= Counter((sequence.client,))

@@ -138,7 +138,6 @@ class DiffusionFamily(Protocol):
 
 
 def timesteps(rows: Sequence[Row]) -> torch.Tensor:
-    """Return the timestep of each row: [rows]."""
     return torch.stack([row.painting.timestep for row in rows])
 
 

@@ -37,7 +37,6 @@ class Flux:
 
     @classmethod
     def facts(cls, configs: Configs) -> Facts:
-        """As `Family`."""
         transformer = configs["transformer"]
         scale = 2 ** (len(configs["vae"]["block_out_channels"]) - 1)
         return Facts(
@@ -63,22 +62,18 @@ class Flux:
         return len(self._pipeline.tokenizer_2(text).input_ids), _MAX_LENGTH
 
     def encode(self, text: str) -> Embeds:
-        """As `Family`."""
         device = self._pipeline.text_encoder.device
         embeds, pooled, _ = self._pipeline.encode_prompt(text, device=device)
         return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0]}
 
     def begin(self, painting: DenoiseState, steps: int, count: int) -> None:
-        """As `Family`."""
         flow.begin(painting, self._pipeline.transformer, self._facts, steps, count)
 
     def group(self, painting: DenoiseState) -> tuple[object, ...]:
-        """As `Family`."""
         length = painting.positive["prompt_embeds"].shape[0]
         return painting.width, painting.height, length
 
     def predict(self, rows: Sequence[Row]) -> torch.Tensor:
-        """As `Family`."""
         transformer = self._pipeline.transformer
         latents = torch.stack([row.latents for row in rows])
         embeds = stacked(rows, "prompt_embeds")
@@ -112,11 +107,9 @@ class Flux:
         raise TypeError("FLUX takes no negative prompt")
 
     def advance(self, painting: DenoiseState, prediction: torch.Tensor) -> None:
-        """As `Family`."""
         flow.advance(painting, prediction)
 
     def decode(self, latents: torch.Tensor, width: int, height: int) -> torch.Tensor:
-        """As `Family`."""
         vae = self._pipeline.vae
         latents = flow.unpacked(latents, width, height, self._facts)
         latents = latents / vae.config.scaling_factor + vae.config.shift_factor

@@ -53,12 +53,10 @@ class QwenImage:
         return len(self._pipeline.tokenizer(text).input_ids), _MAX_LENGTH
 
     def encode(self, text: str) -> Embeds:
-        """As `Family`."""
         embeds, _ = self._pipeline.encode_prompt(text, device=self._pipeline.text_encoder.device)
         return {"prompt_embeds": embeds[0]}
 
     def begin(self, painting: DenoiseState, steps: int, count: int) -> None:
-        """As `Family`."""
         flow.begin(painting, self._pipeline.transformer, self._facts, steps, count)
 
     def group(self, painting: DenoiseState) -> tuple[object, ...]:
@@ -66,7 +64,6 @@ class QwenImage:
         return painting.width, painting.height
 
     def predict(self, rows: Sequence[Row]) -> torch.Tensor:
-        """As `Family`."""
         latents = torch.stack([row.latents for row in rows])
         prompts = [row.embeds["prompt_embeds"] for row in rows]
         lengths = [len(prompt) for prompt in prompts]
@@ -98,11 +95,9 @@ class QwenImage:
         return guided
 
     def advance(self, painting: DenoiseState, prediction: torch.Tensor) -> None:
-        """As `Family`."""
         flow.advance(painting, prediction)
 
     def decode(self, latents: torch.Tensor, width: int, height: int) -> torch.Tensor:
-        """As `Family`."""
         vae = self._pipeline.vae
         latents = flow.unpacked(latents, width, height, self._facts)[:, :, None].to(vae.dtype)
         shape = (1, vae.config.z_dim, 1, 1, 1)

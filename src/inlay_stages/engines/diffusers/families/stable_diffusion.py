@@ -37,7 +37,6 @@ class StableDiffusion:
 
     @classmethod
     def facts(cls, configs: Configs) -> Facts:
-        """As `Family`."""
         unet, encoder = configs["unet"], configs["text_encoder"]
         scale = 2 ** (len(configs["vae"]["block_out_channels"]) - 1)
         size = unet["sample_size"]
@@ -62,18 +61,15 @@ class StableDiffusion:
         )
 
     def count_tokens(self, text: str) -> tuple[int, int]:
-        """As `Family`."""
         tokenizer = self._pipeline.tokenizer
         return len(tokenizer(text).input_ids), tokenizer.model_max_length
 
     def encode(self, text: str) -> Embeds:
-        """As `Family`."""
         device = self._pipeline.text_encoder.device
         embeds, _ = self._pipeline.encode_prompt(text, device, 1, False)
         return {"prompt_embeds": embeds[0]}
 
     def begin(self, painting: DenoiseState, steps: int, count: int) -> None:
-        """As `Family`."""
         unet = self._pipeline.unet
         painting.scheduler.set_timesteps(steps, device=unet.device)
         shape = count, *self._facts.latent_shape(painting.width, painting.height)
@@ -83,12 +79,10 @@ class StableDiffusion:
         painting.latents = noise * painting.scheduler.init_noise_sigma
 
     def group(self, painting: DenoiseState) -> tuple[object, ...]:
-        """As `Family`."""
         length = painting.positive["prompt_embeds"].shape[0]
         return painting.width, painting.height, length
 
     def predict(self, rows: Sequence[Row]) -> torch.Tensor:
-        """As `Family`."""
         unet = self._pipeline.unet
         latents = torch.stack([row.latents for row in rows])
         condition = None
@@ -109,18 +103,15 @@ class StableDiffusion:
     def guide(
         self, positive: torch.Tensor, negative: torch.Tensor, guidance: float
     ) -> torch.Tensor:
-        """As `Family`."""
         return negative + guidance * (positive - negative)
 
     def advance(self, painting: DenoiseState, prediction: torch.Tensor) -> None:
-        """As `Family`."""
         options = {"generator": painting.generator} if self._takes_generator else {}
         found = painting.scheduler.step(prediction, painting.timestep, painting.latents, **options)
         painting.latents = found.prev_sample
         painting.estimate = getattr(found, "pred_original_sample", None)
 
     def decode(self, latents: torch.Tensor, width: int, height: int) -> torch.Tensor:
-        """As `Family`."""
         vae = self._pipeline.vae
         found: torch.Tensor = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
         return found
