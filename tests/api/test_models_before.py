@@ -38,6 +38,7 @@ def call_of(server: Server, ending: ExitStack) -> Any:
     return SimpleNamespace(
         server=server,
         client="me",
+        background=False,
         ending=ending,
         inflight=server.inflight,
         receive=asyncio.Event().wait,
