@@ -124,7 +124,7 @@ def test_the_questions_about_embeddings_are_answered_when_pasted(shown: Shown) -
     inspected, audited = said
     assert "8 rows of 192" in inspected
     assert "nearest tokens" in inspected
-    none, noisy = audited.split("transform noise:1")
+    none, noisy = audited.split("\nnoise:1: ")
     assert "worst tokens: 100.0" in none
     assert "answers the same: 100.0" in none
     assert "worst tokens: 100.0" in noisy

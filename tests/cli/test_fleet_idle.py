@@ -32,8 +32,7 @@ def worker(nats: NatsServer) -> Part:
 
 def waiting(client: httpx.Client) -> float:
     lines = client.get("/metrics").text.splitlines()
-    (value,) = [line.removeprefix(WAITING) for line in lines if line.startswith(WAITING)]
-    return float(value)
+    return sum(float(line.removeprefix(WAITING)) for line in lines if line.startswith(WAITING))
 
 
 def ready(client: httpx.Client) -> int:
@@ -94,4 +93,5 @@ def test_a_request_that_waited_in_vain_is_told_when_to_come_again(nats: NatsServ
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
         assert waiting(client) == 0
+        assert client.post("/v1/completions", json=BODY).status_code == 503
         assert client.post("/v1/completions", json={**BODY, "model": "no"}).status_code == 404

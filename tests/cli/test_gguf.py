@@ -29,7 +29,7 @@ def server(file: Path) -> Iterator[Served]:
 
 def test_text_ids_and_rows_of_a_file_have_one_answer(server: Served, file: Path) -> None:
     (entry,) = httpx.get(f"{server.v1}/models").json()["data"]
-    assert entry["weights_form"] == "GGUF (Q8_0, F32), dequantised to bfloat16"
+    assert entry["weights_form"].startswith("GGUF (Q8_0, F32), ")
     assert entry["self_check"]["result"] == "passed"
     embedder = PromptEmbedder.from_pretrained(file)
     text = "the harbour town counts its lanterns"

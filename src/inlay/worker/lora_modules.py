@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-import yaml
 
 from inlay.adapter import LoraFiles, open_adapter
 from inlay.adapter.address import AllowedSources, parse
@@ -39,6 +38,9 @@ def read_modules(path: Path) -> list[LoadAdapter]:
     Raises:
         InvalidRequestError: the file cannot be read, is not such a list, or has a name twice.
     """
+    # Imported late: a worker needs it for such a file only.
+    import yaml
+
     try:
         said = msgspec.convert(yaml.safe_load(path.read_text("utf-8")) or [], list[_Module])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:

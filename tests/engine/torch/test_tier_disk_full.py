@@ -67,9 +67,9 @@ async def test_a_disk_that_fills_costs_what_it_does_not_take(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    caplog.set_level(logging.WARNING)
     config, memory, path = await small(tiny("llama")), anonymous_file(1 << 20), tmp_path / "pages"
     options: dict[str, Any] = {"kv_offloading_size": None, "kv_offloading_dir": path}
-    caplog.set_level(logging.WARNING, disk.__name__)
     with limited(path) as full:
         async with keeping(config, memory, **options) as (engine, tiers):
             with full():

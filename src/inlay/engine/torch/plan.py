@@ -86,11 +86,6 @@ class PartialPlan:
     yields: bool = False
     chunks: dict[Sequence, ScheduledChunk] = field(default_factory=dict)
 
-    @property
-    def partial(self) -> bool:
-        """True if some running sequences may not be in this step."""
-        return self.yields or bool(self.resting)
-
     def add(self, sequence: Sequence, count: int) -> None:
         """Add a chunk of a sequence that has none: its next `count` pending positions."""
         self.left -= count

@@ -402,11 +402,12 @@ class Scheduler:
 
     def _schedule_decodes(self, plan: PartialPlan) -> None:
         """Plan those with one position pending."""
+        some_wait, size = plan.yields or plan.resting, self.bounds.page_size
         for sequence in tuple(self.running):
             if sequence.pending != 1 or sequence.planned_in == plan.number:
                 continue
             start = sequence.num_computed_tokens
-            if plan.partial or start < sequence.prompt_length or not start % self.bounds.page_size:
+            if some_wait or start < sequence.prompt_length or not start % size:
                 if plan.lacks(sequence):
                     self._schedule(plan, sequence, 1)
             elif plan.left:
