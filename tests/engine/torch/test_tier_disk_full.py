@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from inlay.engine.torch.pages import disk
 from inlay.transport.local.arena import anonymous_file
 from tests.engine.torch.test_page_tiers import NAMES, keeping, runs, small, told
 from tests.models import tiny

@@ -366,8 +366,7 @@ class Scheduler:
         return sequence.unread[0].start if sequence.unread else sequence.num_computed_tokens
 
     def _plan(self) -> PartialPlan:
-        turns = self._adapter_turns
-        if turns is None:
+        if (turns := self._adapter_turns) is None:
             return self._plan_without(frozenset())
         plan = self._plan_without(turns.choose(self.running))
         if plan.resting and not plan.chunks and not any(one.unread for one in self.running):
