@@ -184,7 +184,7 @@ EMBEDDING: list[Case] = [
             {"input": "x", "add_special_tokens": False},
             {"input": "x", "request_id": "mine", "user": "me", "padding": "do_not_pad"},
             {"input": "x", "encoding_format": "hex"},
-            {"input": "x", "embed_dtype": "int8"},
+            {"input": "x", "embed_dtype": "int4"},
             {"input": "x", "endianness": "middle"},
             {"input": "x", "truncate_prompt_tokens": -2},
             {"input": "x", "truncate_prompt_tokens": 100_000},
