@@ -13,7 +13,7 @@ from tests.published.conftest import checkpoint
 from tests.published.prompts import GEMMA
 from tests.serving import Served
 
-pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.published, pytest.mark.slow, pytest.mark.timeout(900)]
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "eight_rows.py"
 STEPS = {"section": 80, "language": 8}
 """The second task is there to be in the same batch."""
