@@ -34,6 +34,7 @@ def test_least_versions_are_those_of_the_package() -> None:
         assert any(line.startswith(f"{name}>={least}") for line in project["dependencies"]), name
 
 
+@pytest.mark.extensions
 def test_a_worker_imports_nothing_else_before_its_engine() -> None:
     """In an interpreter that has no other third-party modules."""
     allowed = {*LENT, *(name.replace("-", "_") for name in NEEDED)}
@@ -87,6 +88,7 @@ def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
 
 
+@pytest.mark.extensions
 async def test_a_worker_in_another_environment_is_lent_inlay_and_its_extensions_alone(
     elsewhere: Path,
 ) -> None:
