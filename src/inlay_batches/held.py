@@ -11,8 +11,8 @@ from typing import Self
 
 import msgspec
 
+from inlay.store.shared import Storage
 from inlay_batches.records import BatchRecord, Lease, decode, encode
-from inlay_batches.storage.api import Storage
 
 RENEW_SECONDS = 5.0
 SILENT_SECONDS = 15.0

@@ -17,12 +17,12 @@ from inlay.http.callers.auth import Caller
 from inlay.http.frontend_part import FrontendAccess
 from inlay.http.metrics.collectors import Collected
 from inlay.store.secret import read_key
+from inlay.store.shared import Storage
 from inlay_batches.answering import ServerWork, endpoints_of
 from inlay_batches.files import Files
 from inlay_batches.held import SILENT_SECONDS, HeldBatch, LeaseLostError, replace
 from inlay_batches.records import BatchRecord, LineProblem, decode, encode
 from inlay_batches.runner import Pace, Runner, cancelled
-from inlay_batches.storage.api import Storage
 from inlay_batches.storage.contents import Contents
 from inlay_batches.storage.directory import DirectoryStorage
 from inlay_batches.storage.memory import MemoryStorage

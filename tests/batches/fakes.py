@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 from inlay.base.errors import InvalidRequestError
+from inlay.store.shared import Storage
 from inlay_batches.files import Files
 from inlay_batches.lines import LineRequest, Outcome, answered
 from inlay_batches.records import BatchRecord
-from inlay_batches.storage.api import Storage
 
 
 class Killed(BaseException):

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.base.errors import OverloadedError
+from inlay.store.shared import Storage
 from inlay_batches.files import Files
 from inlay_batches.held import HeldBatch, LeaseLostError
 from inlay_batches.records import BatchRecord, FileRecord, decode, encode, new_id
 from inlay_batches.runner import Pace, Runner, cancelled
-from inlay_batches.storage.api import Storage
 from inlay_batches.storage.contents import Contents
 from inlay_batches.storage.directory import DirectoryStorage
 from inlay_batches.storage.memory import MemoryStorage

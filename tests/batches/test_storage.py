@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from inlay.base.errors import InvalidRequestError, OverloadedError
+from inlay.store.shared import Storage
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.prompts import NatsPrompts
 from inlay.transport.nats.subjects import FILES
-from inlay_batches.storage.api import Storage
 from inlay_batches.storage.directory import DirectoryStorage
 from inlay_batches.storage.memory import MemoryStorage
 from tests.batches.test_runner import Place, check_whole, lines

@@ -101,10 +101,11 @@ def key_of(name: str) -> Key:
     return bytes.fromhex(tenant), id_
 
 
-class Shared(Protocol):
-    """Storage of records and contents.
+class Storage(Protocol):
+    """Storage of records, changed by compare-and-set alone, and of contents, written once.
 
-    `inlay.transport.nats.prompts.NatsPrompts`, which says what the methods do.
+    A key has two parts with a dot between: the owner's digest and the id. All methods raise
+    `OverloadedError` where the storage does not do what is asked now, or has no room.
     """
 
     async def find(self, key: str) -> tuple[int, bytes | None]:
@@ -133,6 +134,10 @@ class Shared(Protocol):
 
     async def size(self) -> tuple[int, int]:
         """Bytes of all contents, and how many records there are."""
+
+
+class Shared(Storage, Protocol):
+    """Storage of a fleet: `inlay.transport.nats.prompts.NatsPrompts`."""
 
     def tell(self, key: str) -> None:
         """Tell the others that a key was removed."""

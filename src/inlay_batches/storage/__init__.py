@@ -1,4 +1,4 @@
 """Storage of files and batches: memory, a directory, or a fleet's NATS.
 
-`api.Storage` is what they have in common; `contents` cuts files into pieces and seals them.
+Each is an `inlay.store.shared.Storage`; `contents` cuts files into pieces and seals them.
 """

@@ -12,7 +12,7 @@ import msgspec
 from inlay.base.errors import NotFoundError
 from inlay.messages.prompt import Buffer
 from inlay.store.sealing import CHUNK_BYTES, TAG_BYTES, FileSealer, SealError, sealed_size
-from inlay_batches.storage.api import Storage
+from inlay.store.shared import Storage
 
 PIECE_BYTES = 1024 * 1024
 """Bytes of a piece at most: what a reader and a writer of a file hold of it."""
