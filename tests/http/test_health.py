@@ -24,12 +24,15 @@ from inlay.http.metrics.engine_health import Health, combined_status
 from inlay.messages.card import ModelCard, Probe
 from inlay.messages.commands import ReadStats
 from inlay.messages.digest import Secret
+from inlay.stages.graph import StageCard
 from inlay.transport import link
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 from inlay.worker.host import EngineHost
 from tests.live import Fleet, fleet
 from tests.models import tiny
+from tests.router.scripted_stages import GRAPH
+from tests.router.standing import CARD
 
 
 @pytest.fixture
@@ -83,6 +86,19 @@ async def test_an_engine_that_answers_is_well_and_says_when_it_last_did(
     assert probe is not None
     assert probe.age >= 0
     assert probe.error is None
+
+
+def test_a_pipeline_one_of_whose_stages_was_never_there_is_not_well() -> None:
+    cards = {
+        name: replace(CARD, name=GRAPH.served_name(name), stage=StageCard(GRAPH, name))
+        for name in GRAPH.stages
+    }
+    whole = judged(*(Seen(name, card) for name, card in cards.items()))
+    assert whole.status == "ok"
+    for lacking in cards:
+        found = judged(*(Seen(name, card) for name, card in cards.items() if name != lacking))
+        assert found.error is not None
+        assert f"no worker of {cards[lacking].name} is well" in found.error.message
 
 
 async def test_an_engine_that_is_stuck_or_fails_shows(settings: EngineSettings) -> None:

@@ -123,7 +123,15 @@ def combined_status(
         for worker, health in zip(workers, found, strict=True)
         if health.well
     }
-    lost = sorted({card.name for card in models if (card.name, card.role) not in well})
+    names = {name for name, _ in well}
+    absent: set[str] = set()
+    for card in models:
+        if (card.name, card.role) not in well:
+            absent.add(card.name)
+        if card.stage is not None:
+            graph = card.stage.graph  # some of its stages may never have been seen
+            absent.update(map(graph.served_name, graph.missing(names)))
+    lost = sorted(absent)
     gone = dict(missing)
     if lost or not well:
         reasons = [f"{name}: {reason}" for name, reason in gone.items()]
