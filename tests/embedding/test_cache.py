@@ -99,8 +99,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_kept_fits(self) -> None:
-        assert 0 <= self.cache.bytes <= self.cache.limit
-        assert self.cache.bytes == sum(size for _, size in self.cache._kept.values())
+        assert 0 <= self.cache.kept.used <= self.cache.kept.limit
+        kept = self.cache.kept
+        assert kept.used == sum(size_of(name, kept.peek(name) or {}) for name in kept)
 
     @invariant()
     def nothing_is_computed_twice_at_a_time(self) -> None:
@@ -158,7 +159,7 @@ async def test_what_is_larger_than_all_room_is_answered_and_not_kept() -> None:
     cache = ResultCache(1000)
     (bundle,), _ = await computed(cache, 1, length=1000)
     assert len(bundle["vector"]) == 1000
-    assert (len(cache), cache.bytes, cache.refused) == (0, 0, 1)
+    assert (len(cache), cache.kept.used, cache.refused) == (0, 0, 1)
 
 
 async def test_what_is_kept_of_a_batch_is_no_more_than_its_own_part() -> None:
@@ -185,7 +186,7 @@ async def test_bytes_counted_are_those_taken() -> None:
     finally:
         tracemalloc.stop()
     assert len(cache) == 3000
-    assert 0.8 < taken / cache.bytes < 1.2
+    assert 0.8 < taken / cache.kept.used < 1.2
 
 
 async def settled() -> None:

@@ -8,13 +8,13 @@ then neither a hit nor a wait reveals what another tenant asked.
 """
 
 import sys
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from inlay.base.lru import LruBytes
 from inlay.base.single_flight import SingleFlight
 
 Bundle: TypeAlias = Mapping[str, npt.NDArray[Any]]
@@ -35,25 +35,26 @@ class ResultCache:
             are still computed once at a time.
 
     Attributes:
-        limit: as above.
-        bytes: current size.
+        kept: the results that are cached.
         hits: results found in the cache.
         joined: results that were already being computed for another caller.
         misses: results that were computed.
-        evictions: results evicted for newer ones.
         refused: results larger than the limit.
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.bytes = 0
-        self.hits = self.joined = self.misses = self.evictions = self.refused = 0
-        self._kept: OrderedDict[bytes, tuple[Bundle, int]] = OrderedDict()
+        self.kept: LruBytes[bytes, Bundle] = LruBytes(limit, size_of)
+        self.hits = self.joined = self.misses = self.refused = 0
         self._flights: SingleFlight[bytes, Bundle] = SingleFlight()
 
     def __len__(self) -> int:
         """Number of cached results."""
-        return len(self._kept)
+        return len(self.kept)
+
+    @property
+    def evictions(self) -> int:
+        """Results that gave way to newer ones."""
+        return self.kept.evictions
 
     async def fetch(
         self, keys: Sequence[bytes], compute: Callable[[Sequence[int]], Awaitable[Sequence[Bundle]]]
@@ -77,13 +78,15 @@ class ResultCache:
             bundles = list(map(_owned, await compute([places[key] for key in lacking])))
             self.misses += len(lacking)
             for key, bundle in zip(lacking, bundles, strict=True):
-                self._keep(key, bundle)
+                if not self.kept.put(key, bundle):
+                    self.refused += bool(self.kept.limit)
             return bundles
 
         while lacking := [key for key in places if key not in found]:
             for key in lacking:
-                kept = self._get(key)
+                kept = self.kept.get(key)
                 if kept is not None:
+                    self.hits += 1
                     found[key] = kept
             wanted = [key for key in lacking if key not in found]
             joined = {key for key in wanted if key in self._flights}
@@ -91,26 +94,6 @@ class ResultCache:
             self.joined += len(joined & computed.keys())
             found |= computed
         return [found[key] for key in keys]
-
-    def _get(self, key: bytes) -> Bundle | None:
-        kept = self._kept.get(key)
-        if kept is None:
-            return None
-        self.hits += 1
-        self._kept.move_to_end(key)
-        return kept[0]
-
-    def _keep(self, key: bytes, bundle: Bundle) -> None:
-        size = size_of(key, bundle)
-        if size > self.limit:
-            self.refused += bool(self.limit)
-            return
-        self._kept[key] = bundle, size
-        self.bytes += size
-        while self.bytes > self.limit:
-            _, (_, freed) = self._kept.popitem(last=False)
-            self.bytes -= freed
-            self.evictions += 1
 
 
 def size_of(key: bytes, bundle: Bundle) -> int:

@@ -18,10 +18,10 @@ of a block) are left out, and so is everything that follows them.
 
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from inlay.base.lru import LruBytes
 from inlay.engine.kv_events import (
     AllBlocksCleared,
     BlockHash,
@@ -162,8 +162,8 @@ class KvChain:
         self._group: int | None = None
         self._grouped = False
         self._blocks: dict[BlockHash, _Block] = {}
-        self._noted: OrderedDict[bytes, bytes] = OrderedDict()
-        self._items: OrderedDict[str, NotedItem] = OrderedDict()
+        self._noted: LruBytes[bytes, bytes] = LruBytes(_MOST_NOTED)
+        self._items: LruBytes[str, NotedItem] = LruBytes(_MOST_NOTED_ITEMS)
 
     def __len__(self) -> int:
         """Number of the engine's blocks that are known."""
@@ -172,18 +172,12 @@ class KvChain:
     def note(self, found: Iterable[NotedBlock]) -> None:
         """Remember the blocks of a prompt with embedding vectors, as returned by `blocks_of`."""
         for name, known in found:
-            self._noted[name] = known
-            self._noted.move_to_end(name)
-        while len(self._noted) > _MOST_NOTED:
-            self._noted.popitem(last=False)
+            self._noted.put(name, known)
 
     def note_items(self, found: Iterable[NotedItem]) -> None:
         """Remember what identifiers stand for."""
         for item in found:
-            self._items[item.identifier] = item
-            self._items.move_to_end(item.identifier)
-        while len(self._items) > _MOST_NOTED_ITEMS:
-            self._items.popitem(last=False)
+            self._items.put(item.identifier, item)
 
     def forget(self) -> None:
         """Reset after missed events.
@@ -274,16 +268,18 @@ class KvChain:
     def _marks(self, extra: Sequence[object] | None, size: int) -> "list[_Mark] | None":
         """Return what stands at the positions of a block; None if that is not known."""
         found = _read(extra)
-        if found is None or (found.rows and found.rows not in self._noted):
+        if found is None:
             return None
         marks: list[_Mark] = [None] * size
         if found.rows:
-            rows = self._noted[found.rows]
+            rows = self._noted.peek(found.rows)
+            if rows is None:
+                return None
             for index in range(len(rows) // _MARK_SIZE):
                 mark = rows[index * _MARK_SIZE : (index + 1) * _MARK_SIZE]
                 marks[index] = (mark[1:], -1) if mark[:1] == b"\1" else None
         for name, first in found.items:
-            item = self._items.get(name)
+            item = self._items.peek(name)
             if item is None:
                 return None
             item.mark(marks, first)

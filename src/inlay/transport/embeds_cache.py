@@ -1,12 +1,12 @@
 """A worker's cache of embeddings that it has received, by name, so that they are sent once."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from inlay.base.lru import LruBytes
 from inlay.messages.prompt import Buffer
 
 KEPT_BYTES = 256 * 1024 * 1024
@@ -49,17 +49,17 @@ class EmbedsCache:
         self.max_bytes = max_bytes
         self._clock = clock
         self._in_use: WeakValueDictionary[str, Buffer] = WeakValueDictionary()
-        self._lasting: OrderedDict[str, Buffer] = OrderedDict()
-        self._used_at: dict[str, float] = {}
+        self._lasting: LruBytes[str, tuple[Buffer, float]] = LruBytes(
+            max_bytes, lambda _, kept: len(kept[0]), lambda name, _: self._part(name)
+        )
         self._parts: dict[str, set[str]] = {}
-        self._gone: OrderedDict[str, float] = OrderedDict()
-        self._num_bytes = self._hits = self._misses = self._evictions = 0
+        self._gone: LruBytes[str, float] = LruBytes(_MAX_GONE)
+        self._hits = self._misses = 0
 
     def find(self, name: str, num_bytes: int) -> Buffer | None:
         """The buffer of that name and size, if it is here. Not a use."""
-        found = self._lasting.get(name)
-        if found is None:
-            found = self._in_use.get(name)
+        kept = self._lasting.peek(name)
+        found = self._in_use.get(name) if kept is None else kept[0]
         if found is None or len(found) != num_bytes or _prompt(name) in self._gone:
             return None
         return found
@@ -77,25 +77,15 @@ class EmbedsCache:
             self._misses += 1
         else:
             self._hits += 1
-        if len(buffer) <= self.max_bytes and _prompt(name) not in self._gone:
-            self._keep(name, buffer)
-
-    def _keep(self, name: str, buffer: Buffer) -> None:
-        self._drop(name)
-        while self._num_bytes + len(buffer) > self.max_bytes:
-            self._drop(next(iter(self._lasting)))
-            self._evictions += 1
-        self._lasting[name] = buffer
-        self._used_at[name] = self._clock()
-        self._num_bytes += len(buffer)
-        self._parts.setdefault(_prompt(name), set()).add(name)
+        prompt = _prompt(name)
+        if prompt not in self._gone and self._lasting.put(name, (buffer, self._clock())):
+            self._parts.setdefault(prompt, set()).add(name)
 
     def _drop(self, name: str) -> None:
-        buffer = self._lasting.pop(name, None)
-        if buffer is None:
-            return
-        del self._used_at[name]
-        self._num_bytes -= len(buffer)
+        self._lasting.pop(name)
+        self._part(name)
+
+    def _part(self, name: str) -> None:
         prompt = _prompt(name)
         parts = self._parts[prompt]
         parts.remove(name)
@@ -106,10 +96,7 @@ class EmbedsCache:
         """Drop a prompt that was removed; what of it is still on its way is used and not kept."""
         for name in list(self._parts.get(prompt, ())):
             self._drop(name)
-        self._gone[prompt] = self._clock()
-        self._gone.move_to_end(prompt)
-        if len(self._gone) > _MAX_GONE:
-            self._gone.popitem(last=False)
+        self._gone.put(prompt, self._clock())
 
     def clear(self) -> None:
         """Drop everything, and find nothing of it any more.
@@ -123,18 +110,17 @@ class EmbedsCache:
     def tick(self) -> None:
         """Drop what nobody asked for during `IDLE_SECONDS`; to be called from time to time."""
         now = self._clock()
-        while self._lasting:
-            oldest = next(iter(self._lasting))
-            if now - self._used_at[oldest] <= IDLE_SECONDS:
-                break
-            self._drop(oldest)
-        while self._gone and now - next(iter(self._gone.values())) > GONE_SECONDS:
-            self._gone.popitem(last=False)
+        while (lasting := self._lasting.oldest()) and now - lasting[1][1] > IDLE_SECONDS:
+            self._drop(lasting[0])
+        while (gone := self._gone.oldest()) and now - gone[1] > GONE_SECONDS:
+            self._gone.pop(gone[0])
 
     @property
     def stats(self) -> EmbedsCacheStats:
         """The counters now."""
-        return EmbedsCacheStats(self._num_bytes, self._hits, self._misses, self._evictions)
+        return EmbedsCacheStats(
+            self._lasting.used, self._hits, self._misses, self._lasting.evictions
+        )
 
 
 def _prompt(name: str) -> str:

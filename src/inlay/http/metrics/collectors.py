@@ -51,7 +51,7 @@ def cache_metrics(cache: ResultCache) -> Iterator[Metric]:
     """Yield the metrics of the embedding cache."""
     yield GaugeMetricFamily("inlay:embedding_cache_entries", "Embeddings kept.", len(cache))
     yield GaugeMetricFamily(
-        "inlay:embedding_cache_bytes", "Bytes that keeping them takes.", cache.bytes
+        "inlay:embedding_cache_bytes", "Bytes that keeping them takes.", cache.kept.used
     )
     for name, text in _OF_CACHE.items():
         yield CounterMetricFamily(f"inlay:embedding_cache_{name}", text, getattr(cache, name))

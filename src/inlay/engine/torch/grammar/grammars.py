@@ -4,7 +4,6 @@ They are kept while they are used.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -19,6 +18,7 @@ from inlay.base.errors import (
     InvalidRequestError,
     OverloadedError,
 )
+from inlay.base.lru import LruBytes
 from inlay.engine.grammar.counting import THREADS
 from inlay.engine.grammar.fair_executor import FairExecutor, Task, yield_to_others
 from inlay.engine.grammar.matchers import PARAM, compiled, tokenizer_of
@@ -33,7 +33,10 @@ MAX_KEPT = 128
 """Compiled grammars that are kept, the last used."""
 
 MAX_KEPT_BYTES = 256 * 1024 * 1024
-"""Memory that they may take together, by what each took in its trial."""
+"""Memory that they may take together, by what each took in its trial.
+
+None counts less than its share of it, so there are `MAX_KEPT` at most.
+"""
 
 MAX_SECONDS = 30.0
 """A request waits so long for its grammar.
@@ -86,7 +89,7 @@ class Grammars:
         # Apart from those that compile: what has been compiled does not wait.
         self._threads = ThreadPoolExecutor(1, "inlay-grammar-state", initializer=yield_to_others)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[_Key, Task[_Compiled]] = OrderedDict()
+        self._kept: LruBytes[_Key, Task[_Compiled]] = LruBytes(MAX_KEPT_BYTES, _num_bytes)
         self._tokenizer = self._threads.submit(tokenizer_of, path, eos_token_ids)
         self._trials = TrialProcess(path, eos_token_ids)
 
@@ -125,8 +128,8 @@ class Grammars:
             with self._lock:
                 if self._turns.unsubscribe(job, client) and not job.done.done():
                     job.stop()
-                    if self._kept.get(key) is job:
-                        del self._kept[key]
+                    if self._kept.peek(key) is job:
+                        self._kept.pop(key)
 
         def begin(_: "Future[_Compiled]") -> None:
             # Only now a thread is taken: none ever waits for another.
@@ -170,34 +173,21 @@ class Grammars:
         if found is None:
             grammar = Grammar(key.kind, key.source, loose=key.loose)
             trial = Trial(self._trials, grammar)
-            found = self._kept[key] = Task(partial(self._compile, grammar, trial), trial.stop)
+            found = Task(partial(self._compile, grammar, trial), trial.stop)
+            self._kept.put(key, found)
             found.done.add_done_callback(partial(self._compiled, key, found))
-        self._kept.move_to_end(key)
-        self._evict()
         return found
-
-    def _evict(self) -> None:
-        """Drop the grammars that were not used for longest while they pass a limit."""
-        size = sum(map(self._num_bytes, self._kept))
-        while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_BYTES and len(self._kept) > 1):
-            dropped = next(iter(self._kept))
-            size -= self._num_bytes(dropped)
-            del self._kept[dropped]
-
-    def _num_bytes(self, key: _Key) -> int:
-        """Memory of a grammar that is kept; before it is compiled, of its source."""
-        done = self._kept[key].done
-        compiled = done.done() and done.exception() is None
-        return len(key.source) + (done.result().num_bytes if compiled else 0)
 
     def _compiled(self, key: "_Key", job: Task[_Compiled], done: "Future[_Compiled]") -> None:
         """Keep what a grammar is, and no failure of the machine: the next request tries again."""
         error = done.exception()
         with self._lock:
+            if self._kept.peek(key) is not job:
+                return
             if error is None:
-                self._evict()
-            elif not isinstance(error, InvalidRequestError) and self._kept.get(key) is job:
-                del self._kept[key]
+                self._kept.put(key, job)  # its size is known now
+            elif not isinstance(error, InvalidRequestError):
+                self._kept.pop(key)
 
     def _compile(self, grammar: Grammar, trial: Trial) -> _Compiled:
         try:
@@ -206,6 +196,14 @@ class Grammars:
         except InvalidRequestError as error:
             raise InvalidRequestError(error.message, param=PARAM) from error
         return _Compiled(matcher, checked.num_bytes)
+
+
+def _num_bytes(key: _Key, job: Task[_Compiled]) -> int:
+    """Memory of a grammar that is kept; before it is compiled, of its source."""
+    compiled = job.done.done() and job.done.exception() is None
+    size = len(key.source) + (job.done.result().num_bytes if compiled else 0)
+    # One that is larger than the limit is kept, alone.
+    return min(max(size, MAX_KEPT_BYTES // MAX_KEPT), MAX_KEPT_BYTES)
 
 
 def too_late(waiting: Waiting) -> InlayError:

@@ -154,7 +154,7 @@ class MediaEncoder:
         """Return `stats` with the counters of media."""
         return replace(
             stats,
-            image_cache_bytes=self.cache.bytes,
+            image_cache_bytes=self.cache.kept.used,
             image_cache_hits=self.cache.hits + self.cache.joined,
             image_cache_misses=self.cache.misses,
             image_cache_evictions=self.cache.evictions,
