@@ -60,7 +60,7 @@ class LruBytes(Generic[K, V]):
         return None if found is None else found[0]
 
     def oldest(self) -> tuple[K, V] | None:
-        """What would give way first."""
+        """The next to give way."""
         for key, (value, _) in self._items.items():
             return key, value
         return None
