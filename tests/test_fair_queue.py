@@ -88,3 +88,14 @@ def test_whose_turn_is_passed_over_keeps_it(
 def test_a_client_that_asks_much_waits_behind_its_own() -> None:
     queue, _ = filled([(0, 1)] * 5 + [(0, 2)] * 2)
     assert [queue.take()[1] for _ in range(7)] == [1, 2, 1, 2, 1, 1, 1]
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3)), min_size=1, max_size=40))
+def test_who_has_most_loses_the_newest(pushed: list[tuple[int, int]]) -> None:
+    queue, items = filled(pushed)
+    most = max(pushed.count(line) for line in pushed)
+    priority, client, number = queue.take_from_most()
+    assert pushed.count((priority, client)) == most
+    assert number == max(at for at, line in enumerate(pushed) if line == (priority, client))
+    assert sorted(queue) == sorted(set(items) - {(priority, client, number)})
+    assert len(queue) == len(items) - 1

@@ -71,6 +71,23 @@ class FairQueue(Generic[T]):
         self._taken(client, priority)
         return item
 
+    def take_from_most(self) -> T:
+        """Remove and return the newest item of a client that has most of a priority.
+
+        Looks at every client. Raises `ValueError` when nothing waits.
+        """
+        priority, client, line = max(
+            (
+                (key, client, line)
+                for key, lines in self._queues.items()
+                for client, line in lines.items()
+            ),
+            key=lambda each: len(each[2]),
+        )
+        item = line.pop()
+        self._taken(client, priority)
+        return item
+
     def _turn(self, without: Collection[Hashable]) -> tuple[int, Hashable]:
         if not without and self._queues:
             priority = min(self._queues)

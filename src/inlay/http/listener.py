@@ -11,9 +11,11 @@ import asyncio
 import logging
 import select
 import ssl
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable
 from socket import socket
+
+from inlay.base.fair_queue import FairQueue
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Listener:
         self._listening = listening
         self._make_protocol = make_protocol
         self._context = context
-        self._waiting = _Waiting()
+        self._waiting: FairQueue[socket] = FairQueue()
         self._closed: deque[socket] = deque()
         self._starting: set[asyncio.Task[object]] = set()
         self._next: asyncio.Handle | None = None
@@ -91,7 +93,9 @@ class Listener:
                 self._retry = self._loop.call_later(RETRY_SECONDS, self._accept_again)
                 break
             connection.setblocking(False)
-            self._waiting.put(connection, address[0] if isinstance(address, tuple) else address)
+            self._waiting.push(connection, address[0] if isinstance(address, tuple) else address, 0)
+            if len(self._waiting) > MAX_WAITING:
+                self._waiting.take_from_most().close()
         self._start_soon()
 
     def _accept_again(self) -> None:
@@ -132,37 +136,6 @@ class Listener:
             # A peer that left, or whose TLS handshake failed, concerns nobody else.
             log.debug("a connection did not begin: %s", error)
             connection.close()
-
-
-class _Waiting:
-    """Accepted connections by address, which take turns; those of one are taken in their order."""
-
-    def __init__(self) -> None:
-        self._queues: OrderedDict[Hashable, deque[socket]] = OrderedDict()
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def put(self, connection: socket, address: Hashable) -> None:
-        if self._size >= MAX_WAITING:
-            longest = max(self._queues.values(), key=len)
-            if len(longest) > len(self._queues.get(address, ())):
-                longest.pop().close()
-                self._size -= 1
-            else:
-                connection.close()
-                return
-        self._queues.setdefault(address, deque()).append(connection)
-        self._size += 1
-
-    def take(self) -> socket:
-        address, queue = self._queues.popitem(last=False)
-        connection = queue.popleft()
-        self._size -= 1
-        if queue:
-            self._queues[address] = queue
-        return connection
 
 
 def _is_closed(connection: socket) -> bool:
