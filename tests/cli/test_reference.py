@@ -1,7 +1,7 @@
 """The pages of references are what the code says: settings classes and types of requests."""
 
 import pytest
-from scripts import api_reference
+from scripts import api_reference, metrics_reference
 from scripts.reference import PAGE
 
 from inlay.cli.reference import reference
@@ -16,3 +16,8 @@ def test_the_reference_page_is_current() -> None:
 def test_the_page_of_routes_and_fields_is_current() -> None:
     said = api_reference.PAGE.read_text(encoding="utf-8")
     assert said == api_reference.reference(), "run `make reference`"
+
+
+def test_the_page_of_metrics_is_current() -> None:
+    said = metrics_reference.PAGE.read_text(encoding="utf-8")
+    assert said == metrics_reference.reference(), "run `make reference`"
