@@ -37,13 +37,13 @@ from inlay.engine.settings import EngineSettings
 from inlay.http import FrontendSettings
 from inlay.http.serve import serve as serve_http
 from inlay.messages.card import ModelCard
-from inlay.messages.commands import Command
+from inlay.messages.commands import WorkerCommand
 from inlay.messages.digest import Secret
 from inlay.messages.request import (
+    EngineUsage,
     FinishReason,
     Output,
     Request,
-    Usage,
 )
 from inlay.router import Router
 from inlay.transport.local import LocalPlane
@@ -103,7 +103,7 @@ class PacedWorker:
     def room(self, num_bytes: int) -> memoryview | None:
         return None
 
-    async def call(self, command: Command[object], within: float = 30.0) -> Never:
+    async def call(self, command: WorkerCommand[object], within: float = 30.0) -> Never:
         raise InvalidRequestError("a paced worker follows no commands")
 
 
@@ -121,7 +121,7 @@ class PacedStream:
     def step(self) -> None:
         self._sent += 1
         last = self._sent == self._work.sampling.max_tokens
-        usage = Usage(len(self._ids), self._sent) if last or self._sent == 1 else None
+        usage = EngineUsage(len(self._ids), self._sent) if last or self._sent == 1 else None
         id_ = self._ids[self._sent % len(self._ids)]
         reason: FinishReason | None = "length" if last else None
         self._queue.put(

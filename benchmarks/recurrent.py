@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
 from benchmarks._environment import ensure
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.loading import core_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.plan import ScheduledChunk
@@ -161,7 +161,9 @@ def main() -> None:
         write_model(directory, options.layers)
         settings = EngineSettings(model=name, device="cpu", num_threads=1, max_model_len=2048)
         secret = Secret.random()
-        core = core_of(settings, CausalModel.load(settings), secret, CacheEvents(settings, secret))
+        core = core_of(
+            settings, CausalModel.load(settings), secret, CacheEventQueue(settings, secret)
+        )
         if options.drafts:
             report_drafts(core, secret, options.drafts, options.rounds)
             return

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from inlay.messages.card import Limits, ModelCard
-from inlay.messages.commands import Command
+from inlay.messages.commands import WorkerCommand
 from inlay.messages.digest import BLOCK_SIZE, Secret
 from inlay.messages.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
 from inlay.messages.request import Output, Request, Sampling
@@ -72,7 +72,7 @@ class Standing:
     def send(self, request: Request) -> Stream:
         return Idle()
 
-    async def call(self, command: Command[object], within: float = 30.0) -> Never:
+    async def call(self, command: WorkerCommand[object], within: float = 30.0) -> Never:
         raise NotImplementedError
 
 

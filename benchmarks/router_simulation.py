@@ -25,7 +25,7 @@ from typing import NamedTuple, Never
 import msgspec
 
 from inlay.messages.card import Limits, ModelCard
-from inlay.messages.commands import Command
+from inlay.messages.commands import WorkerCommand
 from inlay.messages.digest import BLOCK_SIZE, Secret
 from inlay.messages.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
 from inlay.messages.request import Request
@@ -130,7 +130,7 @@ class Paper:
     def send(self, request: Request) -> Stream:
         raise NotImplementedError
 
-    async def call(self, command: Command[object], within: float = 30.0) -> Never:
+    async def call(self, command: WorkerCommand[object], within: float = 30.0) -> Never:
         raise NotImplementedError
 
     def has(self, chain: list[int]) -> int:

@@ -2,7 +2,16 @@
 
 from hypothesis import strategies as st
 
-from inlay.messages.prompt import DTYPE_SIZES, Buffer, Field, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.prompt import (
+    DTYPE_SIZES,
+    Buffer,
+    Media,
+    Prompt,
+    RowField,
+    Rows,
+    Segment,
+    Tokens,
+)
 
 tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20).map(Tokens)
 
@@ -13,10 +22,10 @@ def rows(draw: st.DrawFn, *, hidden: int | None = None, plain: bool = False) -> 
     num, width = draw(st.integers(1, 20)), hidden or draw(st.integers(1, 8))
     size = num * width * DTYPE_SIZES[dtype]
     data = Buffer(draw(st.binary(min_size=size, max_size=size)))
-    bundle: tuple[Field, ...] = ()
+    bundle: tuple[RowField, ...] = ()
     if not plain and draw(st.booleans()):
         bundle = (
-            Field(
+            RowField(
                 "positions",
                 Buffer(draw(st.binary(min_size=12 * num, max_size=12 * num))),
                 "int32",

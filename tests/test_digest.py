@@ -14,7 +14,7 @@ from inlay.messages.digest import (
     row_digests,
     with_digests,
 )
-from inlay.messages.prompt import Buffer, Field, Prompt, Rows, Tokens
+from inlay.messages.prompt import Buffer, Prompt, RowField, Rows, Tokens
 from tests.strategies import prompts, rows
 
 SECRET = Secret(bytes(range(32)))
@@ -92,7 +92,7 @@ def test_equal_rows_have_unequal_digests_within_a_group() -> None:
 
 def test_a_bundle_field_is_part_of_a_rows_identity() -> None:
     plain = Rows(Buffer(bytes(8)), "float32", (2, 1))
-    fields = [Field("positions", Buffer(bytes([0] * 3 + [n])), "int16", (2,)) for n in (0, 1)]
+    fields = [RowField("positions", Buffer(bytes([0] * 3 + [n])), "int16", (2,)) for n in (0, 1)]
     digests = [
         row_digests(msgspec.structs.replace(plain, bundle=(field,)), SECRET) for field in fields
     ]

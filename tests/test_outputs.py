@@ -11,12 +11,12 @@ from inlay.base.errors import EngineError, ErrorFrame
 from inlay.messages.outputs import coalesce, drop_known, slice_prompt_logprobs, trim_to_offset
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import (
+    EngineUsage,
     FinishReason,
     Output,
     Payload,
     PromptLogprobs,
     TokenLogprobs,
-    Usage,
 )
 
 
@@ -91,7 +91,7 @@ def test_joined_outputs_say_the_same_in_the_same_order(
                 tuple(TokenLogprobs(-float(id_)) for id_ in ids) if index in with_logprobs else (),
                 reason if last else None,
                 7 if last and reason == "stop" else None,
-                Usage(3, offset + size) if index in told else None,
+                EngineUsage(3, offset + size) if index in told else None,
             )
         )
         offset += size

@@ -24,7 +24,7 @@ from scripts.vision_demo.training import DEVIATION, MEAN, answers, pixels_of
 from tokenizers import Tokenizer
 from transformers import CLIPImageProcessorPil, LlavaForConditionalGeneration
 
-from inlay.demo import Picture, VisionExample, VisionExamples
+from inlay.demo import DigitPicture, VisionExample, VisionExamples
 
 _ONE = [name for name, question in QUESTIONS.items() if question.pictures == 1]
 _TWO = [name for name, question in QUESTIONS.items() if question.pictures == 2]
@@ -118,7 +118,7 @@ def write_examples(
         with torch.no_grad():
             rows = model.get_image_features(pixels_of(one, [seen.colour])).pooler_output
         save_file({"embeddings": rows[0].contiguous()}, str(folder / f"{name}.safetensors"))
-        pictures.append(Picture(name=name, digit=seen.digit, colour=seen.colour))
+        pictures.append(DigitPicture(name=name, digit=seen.digit, colour=seen.colour))
     chosen = list(shown.values())
     pair = next(
         pair

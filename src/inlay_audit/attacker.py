@@ -28,7 +28,7 @@ class NotApplicableError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
+class SentRows:
     """Rows as they were received, of prompts that are to be read.
 
     Attributes:
@@ -136,7 +136,7 @@ class Attacker(Protocol):
             NotApplicableError: it cannot work on this transform.
         """
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The tokens behind each prompt, in order, template included."""
 
 

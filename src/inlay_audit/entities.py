@@ -14,7 +14,7 @@ _OTHER = re.compile(
 _ENDS_SENTENCE = ".!?:;\n\"'“‘("
 
 
-class Found(NamedTuple):
+class FoundEntity(NamedTuple):
     """Characters `start` to `stop` of a text, a name or another entity."""
 
     start: int
@@ -27,7 +27,7 @@ def entities_of(
     names: Sequence[str] | None,
     others: Sequence[str] | None,
     known: frozenset[str],
-) -> list[Found]:
+) -> list[FoundEntity]:
     """Every place of every entity.
 
     Args:
@@ -43,13 +43,15 @@ def entities_of(
         list(_places(text, names, name=True))
         if names is not None
         else [
-            Found(*match.span(), True) for match in _WORD.finditer(text) if match.group() in known
+            FoundEntity(*match.span(), True)
+            for match in _WORD.finditer(text)
+            if match.group() in known
         ]
     )
     found += (
         list(_places(text, others, name=False))
         if others is not None
-        else [Found(*match.span(), False) for match in _OTHER.finditer(text)]
+        else [FoundEntity(*match.span(), False) for match in _OTHER.finditer(text)]
     )
     return sorted(found)
 
@@ -73,11 +75,11 @@ def capitalised_names(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(word for word, count in inside.items() if count and word.lower() not in small)
 
 
-def _places(text: str, entities: Sequence[str], *, name: bool) -> Iterator[Found]:
+def _places(text: str, entities: Sequence[str], *, name: bool) -> Iterator[FoundEntity]:
     for entity in entities:
         place = text.find(entity) if entity else -1
         if place < 0:
             raise ValueError(f"the entity {entity!r} does not stand in it")
         while place >= 0:
-            yield Found(place, place + len(entity), name)
+            yield FoundEntity(place, place + len(entity), name)
             place = text.find(entity, place + len(entity))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from inlay.base.errors import InvalidRequestError
 from inlay.client.embedder import PromptEmbedder
-from inlay_audit.entities import Found, capitalised_names, entities_of
+from inlay_audit.entities import FoundEntity, capitalised_names, entities_of
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Rng: TypeAlias = np.random.Generator
@@ -38,7 +38,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Span:
+class EntitySpan:
     """Positions `start` to `stop` of a prompt that hold one entity; `name` is False for others."""
 
     start: int
@@ -63,7 +63,7 @@ class AuditPrompt:
     ids: Ids
     start: int
     stop: int
-    spans: tuple[Span, ...] = ()
+    spans: tuple[EntitySpan, ...] = ()
     answer: str | None = None
 
     @property
@@ -135,8 +135,8 @@ class PromptMaker:
         return list(self._renderer.chat([message], add_generation_prompt=True).token_ids())
 
     def _spans(
-        self, ids: Ids, start: int, stop: int, text: str, found: Sequence[Found]
-    ) -> tuple[Span, ...]:
+        self, ids: Ids, start: int, stop: int, text: str, found: Sequence[FoundEntity]
+    ) -> tuple[EntitySpan, ...]:
         """Positions of tokens that hold a character of an entity."""
         if not found:
             return ()
@@ -158,7 +158,7 @@ class PromptMaker:
                 if begin < high and end > low
             ]
             if inside:
-                spans.append(Span(inside[0], inside[-1] + 1, each.name))
+                spans.append(EntitySpan(inside[0], inside[-1] + 1, each.name))
         return tuple(spans)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from inlay.base.errors import InvalidRequestError
 from inlay_audit.answers import Answers, Ask, Diverge, compared
-from inlay_audit.attacker import Known, NotApplicableError, Sent
+from inlay_audit.attacker import Known, NotApplicableError, SentRows
 from inlay_audit.attackers import chosen
 from inlay_audit.interval import Share, shares
 from inlay_audit.prompts import AuditPrompt, Floats, Ids, Template
@@ -187,7 +187,7 @@ class Audit:
                 continue
             try:
                 attacker.fit(known)
-                guesses = list(attacker.guess(Sent(sent[0], sent[1:])))
+                guesses = list(attacker.guess(SentRows(sent[0], sent[1:])))
             except NotApplicableError as error:
                 left_out[attacker.name] = str(error)
                 continue

@@ -121,9 +121,9 @@ def named(spec: str, setting: Setting) -> Transform:
         case "drop":
             return RowTransform(spec, _drop(_number(spec, number, 0, 0.99)))
         case "hidden":
-            from inlay_audit.neural.language_model import HiddenStates
+            from inlay_audit.neural.language_model import LayerTransform
 
-            return HiddenStates.of(spec, _number(spec, number, 1, 10_000), setting.model())
+            return LayerTransform.of(spec, _number(spec, number, 1, 10_000), setting.model())
         case "learned":
             from inlay_audit.neural.learned import Learned
 

@@ -66,7 +66,7 @@ class _Seed(msgspec.Struct):
     seed: int | None = None
 
 
-class Endpoint(NamedTuple):
+class LineRoute(NamedTuple):
     """A route that lines ask.
 
     Attributes:
@@ -82,13 +82,13 @@ class Endpoint(NamedTuple):
     seeded: bool
 
 
-def endpoints_of(routes: Routes) -> dict[str, Endpoint]:
+def endpoints_of(routes: Routes) -> dict[str, LineRoute]:
     """Return the routes of a server that lines may ask, by path."""
 
-    def one(operation: Operation, handler: Handler) -> Endpoint:
+    def one(operation: Operation, handler: Handler) -> LineRoute:
         kind: Any = operation.request
         decoder = msgspec.json.Decoder(kind)
-        return Endpoint(operation.path, handler, decoder, "seed" in kind.__struct_fields__)
+        return LineRoute(operation.path, handler, decoder, "seed" in kind.__struct_fields__)
 
     return {
         operation.path: one(operation, handler)
@@ -142,7 +142,7 @@ class ServerWork:
     def __init__(
         self,
         server: Server,
-        endpoint: Endpoint,
+        endpoint: LineRoute,
         record: BatchRecord,
         owner: str,
         caller_of: Callable[[str], Caller | None],

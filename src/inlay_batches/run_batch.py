@@ -29,7 +29,7 @@ from inlay_batches.lines import (
     with_seed,
 )
 from inlay_tools.chat.own_server import own_server, serve_settings
-from inlay_tools.http_client import HttpClient, Server, server_of
+from inlay_tools.http_client import HttpClient, RemoteServer, server_of
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 _BATCH = "batch_local"
@@ -75,7 +75,7 @@ def run(settings: RunBatchSettings, rest: Sequence[str]) -> int:
                 server = server_of(settings.url, settings.api_key)
             else:
                 running = own_server(serve_settings(settings.model, rest))
-                server = Server.of(stack.enter_context(running), None)
+                server = RemoteServer.of(stack.enter_context(running), None)
             work = _Run(server, source, output, done, console, _Counts(total, len(done)))
             return asyncio.run(work.run(settings.max_inflight))
     except OSError as error:
@@ -149,7 +149,7 @@ def _opened(settings: RunBatchSettings) -> tuple[set[str], BinaryIO]:
 class _Run:
     def __init__(
         self,
-        server: Server,
+        server: RemoteServer,
         source: BinaryIO,
         output: BinaryIO,
         done: set[str],

@@ -94,7 +94,7 @@ class _Checkpoint(NamedTuple):
         )
 
 
-class Runner:
+class BatchRunner:
     """One batch that this frontend owns.
 
     Args:

@@ -22,7 +22,7 @@ from inlay_batches.answering import ServerWork, endpoints_of
 from inlay_batches.files import Files
 from inlay_batches.held import SILENT_SECONDS, HeldBatch, LeaseLostError, replace
 from inlay_batches.records import BatchRecord, LineProblem, decode, encode
-from inlay_batches.runner import Pace, Runner, cancelled
+from inlay_batches.runner import BatchRunner, Pace, cancelled
 from inlay_batches.storage.contents import Contents
 from inlay_batches.storage.directory import DirectoryStorage
 from inlay_batches.storage.memory import MemoryStorage
@@ -88,7 +88,7 @@ class Batches:
         self._owner_key = blake3(b"batch owners", key=access.server.secret.store).digest()
         self._budget = ByteBudget(access.server.settings.max_inflight_bytes)
         self._holder = secrets.token_hex(8)
-        self._running: dict[str, tuple[Runner, asyncio.Task[None]]] = {}
+        self._running: dict[str, tuple[BatchRunner, asyncio.Task[None]]] = {}
         self._seen: dict[str, tuple[int, float]] = {}
         self._wake = asyncio.Event()
         self._storage: Storage | None = None
@@ -246,11 +246,11 @@ class Batches:
             self.settings.max_batch_lines,
         )
         pace = Pace(inflight=self.settings.batch_max_inflight)
-        runner = Runner(held, self.files.contents, work, pace)
+        runner = BatchRunner(held, self.files.contents, work, pace)
         task = asyncio.create_task(self._run(runner, held))
         self._running[held.key] = runner, task
 
-    async def _run(self, runner: Runner, held: HeldBatch) -> None:
+    async def _run(self, runner: BatchRunner, held: HeldBatch) -> None:
         try:
             await runner.run()
             self._ended += 1
@@ -265,7 +265,7 @@ class Batches:
         finally:
             del self._running[held.key]
 
-    async def _release(self, runner: Runner) -> None:
+    async def _release(self, runner: BatchRunner) -> None:
         try:
             await runner.release()
         except (LeaseLostError, OverloadedError):
@@ -273,7 +273,7 @@ class Batches:
                 "a batch was not released; another frontend takes it after %g s", SILENT_SECONDS
             )
 
-    async def _count_fault(self, runner: Runner, held: HeldBatch) -> None:
+    async def _count_fault(self, runner: BatchRunner, held: HeldBatch) -> None:
         def counted(record: BatchRecord) -> BatchRecord:
             record = replace(record, faults=held.record.faults + 1)
             if record.faults < MAX_FAULTS:

@@ -163,7 +163,7 @@ class StageResult:
             await self._changed.wait()
 
 
-class Running:
+class RunningStage:
     """A request of a stage, read until all is made, and kept open until it is released."""
 
     def __init__(

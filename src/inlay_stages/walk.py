@@ -18,12 +18,12 @@ from inlay.base.errors import (
 )
 from inlay.messages.card import ModelCard
 from inlay.messages.edges import NEWEST, Feed, PayloadLease, Ports, Window, renamed
-from inlay.messages.request import Input, Output, Payload, Request, Usage
+from inlay.messages.request import EngineUsage, Input, Output, Payload, Request
 from inlay.router.resume import ResumingStream
 from inlay.router.router import Router
 from inlay.stages.graph import Graph
 from inlay.stages.kinds import STREAMS, PortType
-from inlay_stages.stage_result import Running, StageResult, check
+from inlay_stages.stage_result import RunningStage, StageResult, check
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class StageOutput:
     model: str
     output: Output
     payloads: Sequence[Payload] = field(default=())
-    usages: Mapping[str | None, Usage] = field(default_factory=dict)
+    usages: Mapping[str | None, EngineUsage] = field(default_factory=dict)
     limited: frozenset[str | None] = frozenset()
 
 
@@ -247,17 +247,17 @@ class _Walk:
         self._steps = {step.model: step for step in steps}
         self._windows = {edge.source: edge.window for step in steps for edge in step.edges}
         self._given = given
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, RunningStage] = {}
         self._make = make
         self._hold = hold
-        self._usages: dict[str, Usage] = {}
+        self._usages: dict[str, EngineUsage] = {}
         self._limited: set[str] = set()
         self._sent = 0
         self._lost = 0
         self._failed_on: dict[str, set[str]] = {}
         self._used: dict[str | None, PayloadLease] = {}
 
-    def usages(self, steps: Sequence[Step]) -> dict[str | None, Usage]:
+    def usages(self, steps: Sequence[Step]) -> dict[str | None, EngineUsage]:
         """Usage of each step that has ended, each counted once however often it was sent."""
         return {
             step.stage: self._usages[step.model] for step in steps if step.model in self._usages
@@ -330,7 +330,7 @@ class _Walk:
             newest = self._window(model).newest
             # One without edges is a language model, whose further attempts go on.
             making = StageResult(continues=not step.edges, newest=newest, hold=self._hold)
-            self._running[model] = Running(stream, making, partial(self._follow, step))
+            self._running[model] = RunningStage(stream, making, partial(self._follow, step))
         return self._running[model].making
 
     def _window(self, model: str) -> Window:

@@ -29,7 +29,7 @@ _PAUSE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Server:
+class RemoteServer:
     """A server that speaks OpenAI's API.
 
     Attributes:
@@ -41,7 +41,7 @@ class Server:
     api_key: str | None = None
 
     @classmethod
-    def of(cls, url: str, api_key: str | None = None) -> "Server":
+    def of(cls, url: str, api_key: str | None = None) -> "RemoteServer":
         """A server by its URL; without a path, its `/v1` is meant.
 
         Raises:
@@ -65,7 +65,7 @@ class Server:
         return self.url.removesuffix("/v1")
 
 
-class Piece(NamedTuple):
+class BodyPiece(NamedTuple):
     """Bytes of a body, and when they came, in seconds of `time.perf_counter`."""
 
     at: float
@@ -84,7 +84,7 @@ class _Connection(asyncio.Protocol):
         self.headers: dict[str, str] = {}
         self.complete = True
         self.usable = True
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[BodyPiece] = deque()
         self._held = 0
         self._waiting: asyncio.Future[None] | None = None
         self._parser: Any = None
@@ -118,7 +118,7 @@ class _Connection(asyncio.Protocol):
         self.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        self._pieces.append(Piece(self._now, data))
+        self._pieces.append(BodyPiece(self._now, data))
         self._held += len(data)
         if self._held > _PAUSE_BYTES:
             self.transport.pause_reading()
@@ -140,7 +140,7 @@ class _Connection(asyncio.Protocol):
         while not self.status:
             await self._news()
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def pieces(self) -> AsyncGenerator[BodyPiece, None]:
         """The answer's body. Raises `_LostError` where it breaks off."""
         while True:
             while self._pieces:
@@ -167,7 +167,7 @@ class _Connection(asyncio.Protocol):
 class HttpClient:
     """Connections to one server. Close it in the loop that it was used in."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: RemoteServer) -> None:
         parts = urlsplit(server.url)
         self.server = server
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -203,7 +203,7 @@ class HttpClient:
     @asynccontextmanager
     async def streaming(
         self, method: str, path: str, body: bytes
-    ) -> AsyncIterator[AsyncIterator[Piece]]:
+    ) -> AsyncIterator[AsyncIterator[BodyPiece]]:
         """The body of the answer, as it arrives. Leaving early closes the connection.
 
         Args:
@@ -319,7 +319,7 @@ DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ListedModel:
     """A model as `/v1/models` describes it.
 
     Attributes:
@@ -337,7 +337,7 @@ class ServedModel:
     prompt_embeds: bool = False
 
 
-def server_of(url: str | None, api_key: SecretStr | None) -> Server:
+def server_of(url: str | None, api_key: SecretStr | None) -> RemoteServer:
     """The server that settings name, or the environment of OpenAI's clients.
 
     The key in that environment is sent to the server that is named there, and to no other.
@@ -349,10 +349,10 @@ def server_of(url: str | None, api_key: SecretStr | None) -> Server:
     if url is None:
         url = os.environ.get("OPENAI_BASE_URL")
         key = key or (os.environ.get("OPENAI_API_KEY") if url else None)
-    return Server.of(url or DEFAULT_URL, key)
+    return RemoteServer.of(url or DEFAULT_URL, key)
 
 
-async def served_model(client: HttpClient, name: str | None) -> ServedModel:
+async def served_model(client: HttpClient, name: str | None) -> ListedModel:
     """A model by its name, or the server's first.
 
     Raises:
@@ -370,7 +370,7 @@ async def served_model(client: HttpClient, name: str | None) -> ServedModel:
     if name is not None and name not in names:
         raise NotFoundError(f"the model {name!r} does not exist; served: {', '.join(names)}")
     entry = entries[0 if name is None else names.index(name)]
-    return ServedModel(
+    return ListedModel(
         name=str(entry["id"]),
         hidden_size=entry.get("hidden_size"),
         dtype=entry.get("dtype"),

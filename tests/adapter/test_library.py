@@ -14,7 +14,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from hypothesis import given, strategies
 
-from inlay.adapter.address import Address, AllowedSources, parse
+from inlay.adapter.address import AdapterAddress, AllowedSources, parse
 from inlay.adapter.library import AdapterLibrary
 from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from tests.adapter.conftest import Write, pair, tensors
@@ -470,4 +470,4 @@ class TestHub:
 
 
 def test_an_address_without_its_query_is_what_is_shown() -> None:
-    assert Address("https", "host", "/a", "signature=5").shown == "https://host/a"
+    assert AdapterAddress("https", "host", "/a", "signature=5").shown == "https://host/a"

@@ -17,7 +17,7 @@ from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOption
 from inlay.api.generation.generation import Generation, WholeSink
 from inlay.base.errors import EngineError, ErrorFrame, InvalidRequestError, OverloadedError
 from inlay.messages.prompt import Prompt, Tokens
-from inlay.messages.request import Output, Request, Sampling, Usage
+from inlay.messages.request import EngineUsage, Output, Request, Sampling
 from inlay.render import Begins, OutputFormat, ParsedOutput, ReasoningIds, Renderer, StopStrings
 from inlay.render.parsers.calls import Tools
 from inlay.render.parsers.hermes import HermesParser
@@ -51,7 +51,7 @@ def cut_into_outputs(
     last = made[-1]
     reason: Any = "length" if ended_by is None else "stop"
     made[-1] = Output(
-        "w", 0, last.offset, last.token_ids, (), reason, ended_by, Usage(1, len(ids), 1)
+        "w", 0, last.offset, last.token_ids, (), reason, ended_by, EngineUsage(1, len(ids), 1)
     )
     return made
 

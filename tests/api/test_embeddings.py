@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from inlay.api.openai.embeddings.roles import part_of
-from inlay.api.openai.embeddings.route import Shown
+from inlay.api.openai.embeddings.route import VectorForm
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
 from inlay.base.errors import InvalidRequestError
 from inlay.messages.card import EmbeddingCard
@@ -409,7 +409,7 @@ def test_the_list_of_models_says_what_may_be_asked(url: str, e5: str) -> None:
 def test_a_length_that_the_engine_does_not_leave_vectors_is_refused() -> None:
     card = EmbeddingCard(size=4, unit=True)
     for asked in (None, True):
-        assert Shown.of(
+        assert VectorForm.of(
             EmbeddingRequest(model="m", input="x", normalize=asked), card, "m"
         ).normalize
     for refused in (
@@ -417,4 +417,4 @@ def test_a_length_that_the_engine_does_not_leave_vectors_is_refused() -> None:
         EmbeddingRequest(model="m", input="x", use_activation=False),
     ):
         with pytest.raises(InvalidRequestError, match="normalize may only be true"):
-            Shown.of(refused, card, "m")
+            VectorForm.of(refused, card, "m")

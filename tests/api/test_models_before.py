@@ -24,7 +24,7 @@ from inlay.messages.card import AudioCard, ModelCard
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer, Rows, Tokens
 from inlay.messages.request import Task
-from inlay.render import ContentDelta, ReasoningDelta, Renderer
+from inlay.render import ContentDelta, ReasoningPiece, Renderer
 from inlay.router.router import Router
 from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage
@@ -325,9 +325,9 @@ async def test_ids_go_to_a_model_of_an_equal_tokenizer_alone(tmp_path: Path, equ
 
 async def test_what_a_model_thinks_is_not_given_to_the_next() -> None:
     deltas = (
-        ReasoningDelta("well, "),
+        ReasoningPiece("well, "),
         ContentDelta("four"),
-        ReasoningDelta("no"),
+        ReasoningPiece("no"),
         ContentDelta("."),
     )
     piece = ChoicePiece("", deltas, (), (), "stop", None, 4, 2)

@@ -20,7 +20,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.http import FrontendSettings
 from inlay.http.serve import serve
 from inlay.messages.digest import Secret
-from inlay.messages.request import Output, Request, TokenLogprobs, Usage
+from inlay.messages.request import EngineUsage, Output, Request, TokenLogprobs
 from inlay.router import Router
 from inlay.router.resume import ResumingStream
 from inlay.transport import output_queue
@@ -81,7 +81,7 @@ class Stream(PacedStream):
         ids = tuple(self._ids[place % len(self._ids)] for place in range(start, self._sent))
         output = Output(self._work.id, 0, start, ids, finish_reason="length" if last else None)
         if last or not start:
-            output = replace(output, usage=Usage(len(self._ids), self._sent))
+            output = replace(output, usage=EngineUsage(len(self._ids), self._sent))
         if (wanted := self._work.sampling.logprobs) is not None:
             entry = TokenLogprobs(-0.5, tuple((id_, -1.0 - id_) for id_ in range(wanted)))
             output = replace(output, logprobs=(entry,) * count)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from inlay_audit.attacker import Known, Sent
+from inlay_audit.attacker import Known, SentRows
 from inlay_audit.attackers import nearest, pairs
 from inlay_audit.attackers.geometry import Signature
 from inlay_audit.attackers.order import Reordered
 from inlay_audit.attackers.pairs import Emission
 from inlay_audit.attackers.sequence import Bigram, ForwardBackward
 from inlay_audit.interval import shares, wilson
-from inlay_audit.prompts import AuditPrompt, Floats, Ids, Span, Template
+from inlay_audit.prompts import AuditPrompt, EntitySpan, Floats, Ids, Template
 from inlay_audit.report import failures
 from inlay_audit.run import Audit, Audited
 from inlay_audit.score import METRICS, counts_of
@@ -33,7 +33,7 @@ def made(count: int, seed: int, words: int = WORDS) -> list[AuditPrompt]:
     for index in range(count):
         user = 6 + rng.choice(words - 6, size=rng.integers(6, 14), p=frequent / frequent.sum())
         ids = np.concatenate([TEMPLATE.before, user, TEMPLATE.after])
-        spans = (Span(3, 5, name=True),)
+        spans = (EntitySpan(3, 5, name=True),)
         found.append(AuditPrompt(index, ids, 3, len(ids) - 3, spans))
     return found
 
@@ -155,7 +155,7 @@ def test_a_short_prompt_gets_its_likeliest_order(seed: int) -> None:
     shuffled = [each[np.argsort(each[:, 0])] for each in facts.sent]
     attacker.fit(Known(TABLE, TEMPLATE, facts.public, shuffled))
     ids = np.concatenate([TEMPLATE.before, tokens, TEMPLATE.after])
-    (guess,) = attacker.guess(Sent([TABLE[np.sort(ids)]]))
+    (guess,) = attacker.guess(SentRows([TABLE[np.sort(ids)]]))
     assert score(guess[3:-3].tolist()) == pytest.approx(best, abs=1e-3)
 
 
@@ -185,7 +185,7 @@ def test_the_upper_limit_holds_for_things_that_are_alike_within_a_prompt(truth: 
 
 def test_entities_count_where_every_token_is_right_and_the_template_never() -> None:
     ids = np.array([0, 1, 2, 9, 8, 7, 6, 3, 4, 5])
-    prompt = AuditPrompt(0, ids, 3, 7, (Span(3, 5, name=True), Span(5, 7, name=False)))
+    prompt = AuditPrompt(0, ids, 3, 7, (EntitySpan(3, 5, name=True), EntitySpan(5, 7, name=False)))
 
     def counts(guess: Ids, seen: Sequence[int] = (9, 8, 7, 6)) -> dict[str, list[float]]:
         found = counts_of([prompt], [guess], np.array(seen))[0]
@@ -233,7 +233,7 @@ def test_a_rotation_falls_to_figures_that_hardly_differ(
     ids = np.concatenate([template.before, rng.integers(around, len(table), 500)])
     attacker = Signature()
     attacker.fit(Known(table, template, [], []))
-    (guess,) = attacker.guess(Sent([(table[ids] @ key).astype(np.float32)]))
+    (guess,) = attacker.guess(SentRows([(table[ids] @ key).astype(np.float32)]))
     assert (guess == ids).mean() > 0.99
 
 
@@ -244,7 +244,7 @@ def test_tokens_of_one_norm_that_differ_by_rounding_alone_do_not_drown_the_rest(
     key = np.linalg.qr(np.random.default_rng(8).normal(size=(64, 64)))[0]
     attacker = Signature()
     attacker.fit(Known(table, template, [], []))
-    (guess,) = attacker.guess(Sent([(table @ key).astype(np.float32)]))
+    (guess,) = attacker.guess(SentRows([(table @ key).astype(np.float32)]))
     assert (guess == np.arange(len(table))).mean() > 0.99
 
 
@@ -263,7 +263,7 @@ def test_what_public_text_lacks_is_read_as_well_as_by_the_nearest_token(level: f
         rows = [table[each.ids] for each in prompts]
         return [each + rng.normal(0, noise, each.shape).astype(np.float32) for each in rows]
 
-    known, received = Known(table, TEMPLATE, public, sent(public)), Sent(sent(private))
+    known, received = Known(table, TEMPLATE, public, sent(public)), SentRows(sent(private))
     shares = []
     for attacker in (nearest.Nearest(), ForwardBackward(), pairs.LeastSquares()):
         attacker.fit(known)

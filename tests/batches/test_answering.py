@@ -16,7 +16,7 @@ from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Sampling
 from inlay.store.settings import BatchSettings
 from inlay_batches import answering
-from inlay_batches.answering import TRIES, Endpoint, ServerWork
+from inlay_batches.answering import TRIES, LineRoute, ServerWork
 from inlay_batches.lines import LineRequest, Outcome
 from inlay_batches.records import BatchRecord, new_id
 from tests.live import Fleet
@@ -52,7 +52,7 @@ def answer(llama: Fleet, url: str, act: Answer) -> tuple[Outcome, int]:
         id=new_id("batch_"), endpoint="/v1/completions", input_file_id="file-a", window="24h",
         created_at=0, expires_at=1,
     )  # fmt: skip
-    endpoint = Endpoint(
+    endpoint = LineRoute(
         "/v1/completions", handler, msgspec.json.Decoder(CompletionRequest), seeded=True
     )
     work = ServerWork(

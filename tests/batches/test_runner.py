@@ -20,7 +20,7 @@ from inlay.store.shared import Storage
 from inlay_batches.files import Files
 from inlay_batches.held import HeldBatch, LeaseLostError
 from inlay_batches.records import BatchRecord, FileRecord, decode, encode, new_id
-from inlay_batches.runner import Pace, Runner, cancelled
+from inlay_batches.runner import BatchRunner, Pace, cancelled
 from inlay_batches.storage.contents import Contents
 from inlay_batches.storage.directory import DirectoryStorage
 from inlay_batches.storage.memory import MemoryStorage
@@ -88,7 +88,7 @@ class Place:
     @asynccontextmanager
     async def owned(
         self, holder: str, storage: Storage | None = None, turns: int = 1
-    ) -> AsyncIterator[tuple[Runner, Echo]]:
+    ) -> AsyncIterator[tuple[BatchRunner, Echo]]:
         storage = storage or self.storage
         files = self.files(storage)
         revision, kept = await storage.find(self.name)
@@ -98,7 +98,7 @@ class Place:
         held = await HeldBatch.take(storage, self.name, revision, record, holder)
         assert held is not None
         work = Echo(files, OWNER, self.id, turns=turns)
-        yield Runner(held, files.contents, work, PACE, lambda: self.now), work
+        yield BatchRunner(held, files.contents, work, PACE, lambda: self.now), work
 
     async def run(self, holder: str = "one", storage: Storage | None = None) -> Echo:
         async with self.owned(holder, storage) as (runner, work):

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from inlay.cli import main
 from inlay.cli.command import UsageError
 from inlay.media.image import read_image_header
-from inlay_tools.bench.load import Load, Sender, Sent
-from inlay_tools.bench.metrics import Metrics, Round, goodput_bounds
+from inlay_tools.bench.load import LoadSender, LoadShape, SentRequest
+from inlay_tools.bench.metrics import BenchFigures, Round, goodput_bounds
 from inlay_tools.bench.workload import Body
-from inlay_tools.http_client import HttpClient, Server
+from inlay_tools.http_client import HttpClient, RemoteServer
 from tests.live import Fleet
 
 pytestmark = pytest.mark.extensions("tools")
@@ -86,12 +86,12 @@ class Recorder:
         writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
 
-async def sent_to(recorder: Recorder, count: int, load: Load) -> list[Sent]:
+async def sent_to(recorder: Recorder, count: int, load: LoadShape) -> list[SentRequest]:
     server = await asyncio.start_server(recorder, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    client = HttpClient(Server.of(f"http://127.0.0.1:{port}/v1"))
+    client = HttpClient(RemoteServer.of(f"http://127.0.0.1:{port}/v1"))
     try:
-        return await Sender(client, load).send([BODY] * count, np.random.default_rng(0))
+        return await LoadSender(client, load).send([BODY] * count, np.random.default_rng(0))
     finally:
         await client.close()
         server.close()
@@ -100,7 +100,7 @@ async def sent_to(recorder: Recorder, count: int, load: Load) -> list[Sent]:
 
 async def test_times_lie_between_what_the_server_did_and_what_followed() -> None:
     recorder = Recorder()
-    (sent,) = await sent_to(recorder, 1, Load())
+    (sent,) = await sent_to(recorder, 1, LoadShape())
     after = time.perf_counter()
     assert sent.error is None
     assert sent.due <= sent.started <= recorder.received[0]
@@ -116,16 +116,16 @@ async def test_times_lie_between_what_the_server_did_and_what_followed() -> None
 
 async def test_no_more_requests_run_than_are_allowed_and_connections_are_used_again() -> None:
     recorder = Recorder()
-    sent = await sent_to(recorder, 12, Load(max_concurrency=3))
+    sent = await sent_to(recorder, 12, LoadShape(max_concurrency=3))
     assert [each.error for each in sent] == [None] * 12
     assert recorder.most == len(recorder.ended) == 3
 
 
 async def test_an_answer_that_is_cut_or_late_has_failed() -> None:
-    (sent,) = await sent_to(Recorder(cut=True), 1, Load())
+    (sent,) = await sent_to(Recorder(cut=True), 1, LoadShape())
     assert sent.error is not None
     assert "lost" in sent.error
-    (sent,) = await sent_to(Recorder(), 1, Load(request_timeout=0.001))
+    (sent,) = await sent_to(Recorder(), 1, LoadShape(request_timeout=0.001))
     assert sent.error == "no end within 0.001 s"
 
 
@@ -136,7 +136,7 @@ async def test_an_answer_that_is_cut_or_late_has_failed() -> None:
     seed=st.integers(0, 1 << 32),
 )
 def test_arrivals_keep_the_rate(count: int, rate: float, burstiness: float, seed: int) -> None:
-    load = Load(rate, burstiness)
+    load = LoadShape(rate, burstiness)
     times = load.arrivals(count, np.random.default_rng(seed))
     assert times == load.arrivals(count, np.random.default_rng(seed))
     assert times == sorted(times)
@@ -146,22 +146,22 @@ def test_arrivals_keep_the_rate(count: int, rate: float, burstiness: float, seed
 
 def test_arrivals_are_a_poisson_process_unless_bursts_are_wanted() -> None:
     def variation(burstiness: float) -> float:
-        times = Load(10.0, burstiness).arrivals(20_000, np.random.default_rng(1))
+        times = LoadShape(10.0, burstiness).arrivals(20_000, np.random.default_rng(1))
         gaps = np.diff(times)
         return float(gaps.std() / gaps.mean())
 
     assert variation(1.0) == pytest.approx(1.0, abs=0.05)
     assert variation(0.25) == pytest.approx(2.0, abs=0.2)
     assert variation(100.0) == pytest.approx(0.1, abs=0.02)
-    assert Load().arrivals(3, np.random.default_rng(0)) == [0.0] * 3
+    assert LoadShape().arrivals(3, np.random.default_rng(0)) == [0.0] * 3
 
 
-def made(started: float, came: list[float], tokens: int, error: str | None = None) -> Sent:
-    return Sent(0.0, started, came, came[-1], 10, tokens, error)
+def made(started: float, came: list[float], tokens: int, error: str | None = None) -> SentRequest:
+    return SentRequest(0.0, started, came, came[-1], 10, tokens, error)
 
 
 def test_figures_are_those_of_their_definitions() -> None:
-    metrics = Metrics(
+    metrics = BenchFigures(
         [
             Round([made(0.0, [0.1, 0.2, 0.4], 4), made(1.0, [1.3, 1.5], 2)]),
             Round([made(0.0, [0.5], 1), made(0.0, [9.0], 9, error="lost")]),

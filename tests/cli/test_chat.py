@@ -20,7 +20,7 @@ from inlay_tools.chat.answer import ChatReply
 from inlay_tools.chat.conversation import Conversation
 from inlay_tools.chat.screen import Interrupts, Screen
 from inlay_tools.chat.session import Session
-from inlay_tools.http_client import HttpClient, Server
+from inlay_tools.http_client import HttpClient, RemoteServer
 from inlay_tools.settings import ChatSettings
 from tests.cli.terminals import terminal
 from tests.live import Fleet
@@ -348,7 +348,7 @@ def test_ctrl_c_takes_effect_within_what_has_come_at_once() -> None:
         nonlocal asking
         server = await asyncio.start_server(served, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        client = HttpClient(Server(url))
+        client = HttpClient(RemoteServer(url))
         conversation = Conversation(ChatSettings(), "tiny")
         session = Session(conversation, client, Uploader(url), screen)
         asking = asyncio.create_task(session.answer("hello", ChatReply()))

@@ -38,7 +38,7 @@ def worker(nats: str, *words: str) -> Part:
     return Part("worker", demo.vision_dir(), *words, until=" serves ")
 
 
-def message(question: str, picture: demo.Picture = PICTURE) -> list[dict[str, Any]]:
+def message(question: str, picture: demo.DigitPicture = PICTURE) -> list[dict[str, Any]]:
     url = "data:image/png;base64," + base64.b64encode(Path(picture.path).read_bytes()).decode()
     image = {"type": "image_url", "image_url": {"url": url}}
     return [{"role": "user", "content": [image, {"type": "text", "text": question}]}]
@@ -130,7 +130,7 @@ def test_an_image_is_encoded_by_whichever_encode_worker_is_left(nats: str) -> No
         ):
             client: Any = opened
 
-            def ask(salt: str, picture: demo.Picture) -> str:
+            def ask(salt: str, picture: demo.DigitPicture) -> str:
                 # Another salt is another tenant: nothing of it is cached anywhere.
                 answer = client.chat.completions.create(
                     model="m",

@@ -20,7 +20,7 @@ from scripts.vision_demo.questions import QUESTIONS, Question, Seen
 from tokenizers import Tokenizer
 from transformers import AutoProcessor, AutoTokenizer, LlavaForConditionalGeneration
 
-from inlay.demo import Picture, VisionExample, vision_dir, vision_examples
+from inlay.demo import DigitPicture, VisionExample, vision_dir, vision_examples
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.media.items import image_item
@@ -120,7 +120,7 @@ async def ask(request: pytest.FixtureRequest) -> AsyncIterator[Asking]:
         await engine.close()
 
 
-def pictures_of(example: VisionExample) -> list[Picture]:
+def pictures_of(example: VisionExample) -> list[DigitPicture]:
     return [EXAMPLES.picture(name) for name in example.pictures]
 
 

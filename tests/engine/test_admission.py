@@ -5,7 +5,7 @@ import pytest
 from inlay.base.errors import EmbeddingsError, InvalidRequestError
 from inlay.engine.admission import Admission
 from inlay.engine.torch.cache.kv_layout import EngineLimits
-from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.prompt import Buffer, Media, Prompt, RowField, Rows, Segment, Tokens
 from inlay.messages.request import Request, Sampling
 
 
@@ -47,7 +47,7 @@ def test_tokens_and_rows_are_admitted() -> None:
                 Buffer(bytes(12)),
                 "bfloat16",
                 (3, 2),
-                (Field("deep", Buffer(bytes(6)), "float16", (3, 1)),),
+                (RowField("deep", Buffer(bytes(6)), "float16", (3, 1)),),
             ),
             "no further tensors with the rows, got deep",
         ),

@@ -26,7 +26,7 @@ from inlay.messages.prompt import Buffer
 from inlay.messages.request import Diffusion, Input, Output, Payload, Request, Task
 from inlay_stages.engines.diffusers import engine as engine_module
 from inlay_stages.engines.diffusers.engine import DiffusersEngine
-from inlay_stages.engines.diffusers.families.base import Row
+from inlay_stages.engines.diffusers.families.base import PassRow
 from inlay_stages.engines.diffusers.image_pipeline import ImagePipeline, payload
 from tests.diffusion_models import save_flux, save_qwen_image, save_stable_diffusion
 from tests.scratch import scratch
@@ -293,7 +293,7 @@ async def test_only_the_request_that_memory_is_too_small_for_ends(
         family = engine._loaded.family
         predict, most = family.predict, [0]
 
-        def bounded(rows: Sequence[Row]) -> torch.Tensor:
+        def bounded(rows: Sequence[PassRow]) -> torch.Tensor:
             most[0] = max(most[0], len(rows))
             if len(rows) > (2 if rows[0].painting.width == 48 else 4):
                 raise torch.OutOfMemoryError("CUDA out of memory")

@@ -21,7 +21,7 @@ from inlay.engine.input_stream import InputStream
 from inlay.messages.edges import NEWEST, Window
 from inlay.messages.request import Diffusion, Emit, Input, Payload, Request
 from inlay_stages.engines.diffusers.engine import DiffusersEngine
-from inlay_stages.engines.diffusers.families.base import Row
+from inlay_stages.engines.diffusers.families.base import PassRow
 from inlay_stages.engines.diffusers.image_pipeline import ImagePipeline, payload
 from tests.engine.test_diffusers import FAMILIES, PROMPT, SHAPE, Run, params, serving, text
 
@@ -234,7 +234,9 @@ async def test_a_preview_that_is_not_finite_is_the_same_error_in_parts_as_in_the
             assert not run.payloads
 
 
-def _spoilt(predict: Callable[[Sequence[Row]], torch.Tensor], rows: Sequence[Row]) -> torch.Tensor:
+def _spoilt(
+    predict: Callable[[Sequence[PassRow]], torch.Tensor], rows: Sequence[PassRow]
+) -> torch.Tensor:
     return predict(rows) * float("nan")
 
 

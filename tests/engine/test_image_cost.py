@@ -10,7 +10,7 @@ import torch
 
 from inlay.base.errors import InvalidRequestError
 from inlay_stages.engines.diffusers.families import FAMILIES
-from inlay_stages.engines.diffusers.families.base import Row
+from inlay_stages.engines.diffusers.families.base import PassRow
 from tests.engine.test_diffusers import PROMPT, Run, params, serving, text
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -51,7 +51,7 @@ async def test_a_step_of_many_passes_ends_once_nobody_wants_it(
     loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     predict, passes = family.predict, 0
 
-    def held(self: object, rows: Sequence[Row]) -> torch.Tensor:
+    def held(self: object, rows: Sequence[PassRow]) -> torch.Tensor:
         nonlocal passes
         passes += 1
         loop.call_soon_threadsafe(begun.set)

@@ -11,7 +11,7 @@ import pytest
 
 from inlay.base.errors import AuthenticationError, InvalidRequestError
 from inlay.http import FrontendSettings
-from inlay.http.callers.auth import Caller, Keys
+from inlay.http.callers.auth import ApiKeys, Caller
 from inlay.http.callers.keys import ClientLimits, read_keys
 
 SECRET_KEY = "sk-do-not-show-me-0123456789"
@@ -22,8 +22,8 @@ def bearer(key: str) -> bytes:
     return f"Bearer {key}".encode()
 
 
-def keys_of(now: float = NOON, **settings: Any) -> Keys:
-    return Keys(FrontendSettings(**settings), clock=lambda: now)
+def keys_of(now: float = NOON, **settings: Any) -> ApiKeys:
+    return ApiKeys(FrontendSettings(**settings), clock=lambda: now)
 
 
 def written(path: Path, entries: object) -> Path:
@@ -32,7 +32,7 @@ def written(path: Path, entries: object) -> Path:
     return path
 
 
-def caller(keys: Keys, key: str) -> Caller:
+def caller(keys: ApiKeys, key: str) -> Caller:
     return keys.check(bearer(key))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from inlay.http import listener
-from inlay.http.listener import MAX_STARTED, Listener
+from inlay.http.listener import MAX_STARTED, HttpListener
 
 FLOOD, CLIENT = "127.0.0.1", "127.0.0.2"
 
@@ -40,7 +40,7 @@ class _Served:
         self.data: list[bytes] = []
         self.opened: list[socket] = []
         self._changed = asyncio.Event()
-        self.listener = Listener(
+        self.listener = HttpListener(
             listening,
             lambda: _Recorder(self.addresses, self.data, self._changed),
             lambda: None,

@@ -27,7 +27,7 @@ from inlay.media.positions import (
     merged,
     rope_positions,
 )
-from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.prompt import Buffer, Media, Prompt, RowField, Rows, Segment, Tokens
 from tests.examples import examples
 
 MERGE = 2
@@ -204,7 +204,7 @@ def test_positions_by_the_clock_are_those_of_transformers(mixture: Any, tail: in
 
 
 def test_rows_that_a_client_made_are_runs_of_media() -> None:
-    def rows(count: int, *fields: Field) -> Rows:
+    def rows(count: int, *fields: RowField) -> Rows:
         return Rows(Buffer(bytes(4 * count)), "float32", (count, 1), fields)
 
     prompt = Prompt.of(
@@ -250,7 +250,7 @@ def test_rows_that_do_not_fill_their_grid_are_refused() -> None:
     cut = Media("image", bytes(16), 3, grid=(1, 4, 4), total=4)
     with pytest.raises(InvalidRequestError, match="no whole number of frames"):
         rope_positions(Prompt.of(cut))
-    wrong = Field("grid", Buffer(bytes(8)), "int32", (1, 2))
+    wrong = RowField("grid", Buffer(bytes(8)), "int32", (1, 2))
     with pytest.raises(InvalidRequestError, match=r"must be int32 \(1, 3\)"):
         rope_positions(Prompt.of(Rows(Buffer(bytes(4)), "float32", (1, 1), (wrong,))))
 

@@ -17,7 +17,7 @@ from inlay.engine.torch.media.loading import load_tower, media_encoder
 from inlay.engine.torch.media.part_check import tower_parts
 from inlay.engine.torch.media.readers import readers_of
 from inlay.engine.torch.media.tower import Tower
-from inlay.engine.torch.self_check.parts import Part, checked_parts, in_float32
+from inlay.engine.torch.self_check.parts import CheckedPart, checked_parts, in_float32
 from inlay.engine.torch.self_check.reference import relative
 from inlay.messages.card import SelfCheck
 from inlay.messages.digest import Secret
@@ -42,7 +42,9 @@ def settings(directory: Path, **values: Any) -> EngineSettings:
     return EngineSettings.model_validate(given | values)
 
 
-def tower(case: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, dict[str, Part]]:
+def tower(
+    case: str, dtype: torch.dtype = torch.bfloat16
+) -> tuple[nn.Module, dict[str, CheckedPart]]:
     """A lifelike tower in `dtype`, and its parts."""
     loaded = load_tower(settings(lifelike(directory_of(case)), task="encode"))
     body = loaded.body.to(dtype)
@@ -79,7 +81,7 @@ def exact(modules: Sequence[nn.Module], run: Callable[[], Sequence[Tensor]]) -> 
     return found
 
 
-def check_float32(part: Part) -> None:
+def check_float32(part: CheckedPart) -> None:
     """Float32 layer by layer is float32 of the whole, and the weights stay what they were."""
     before = [each.clone() for module in part.modules for each in module.state_dict().values()]
     with torch.inference_mode(), in_float32(part.modules):
@@ -199,7 +201,7 @@ def test_a_part_that_does_not_run_in_float32_is_told_of_and_refused_by_strict(
             raise RuntimeError("no kernel of this dtype")
         return [layer(torch.ones(2, 8, dtype=torch.bfloat16))]
 
-    parts = {"denoiser": Part([layer], run)}
+    parts = {"denoiser": CheckedPart([layer], run)}
     found = checked_parts("start", torch.bfloat16, parts)
     assert found is not None
     assert (found.result, found.parts) == ("partial", {})

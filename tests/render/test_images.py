@@ -7,12 +7,12 @@ import pytest
 from inlay.api.generation.truncation import truncated
 from inlay.base.errors import InvalidRequestError
 from inlay.messages.prompt import Media, Prompt, Rows, Segment, Tokens
-from inlay.render import ChatMedia, Renderer, Shown, Side
+from inlay.render import ChatMedia, MediaForm, Renderer, Side
 from tests.render.chats import embeds, rows, text, user
 from tests.render.directories import qwen_like
 
 PART = {"type": "image"}
-PIC = Shown("image", "[pic]")
+PIC = MediaForm("image", "[pic]")
 PARTS = (
     "{% for m in messages %}{% for p in m.content %}"
     "{% if p.type == 'KIND' %}[pic]{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
@@ -98,7 +98,7 @@ def test_a_template_that_writes_more_placeholders_than_images_is_named() -> None
 
 def test_texts_around_an_image_are_the_familys() -> None:
     of = Renderer.load(qwen_like(), chat_template=PARTS.replace("KIND", "image"))
-    given = ChatMedia([media(0)], [Shown("image", "[pic]", "<", ">")])
+    given = ChatMedia([media(0)], [MediaForm("image", "[pic]", "<", ">")])
     prompt = of.chat(user(text("a"), image(0)), media=given, add_generation_prompt=False)
     assert [of.decode(segment.ids) for segment in prompt.segments if isinstance(segment, Tokens)][
         ::2

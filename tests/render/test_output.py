@@ -1,15 +1,15 @@
 """Deltas put together, and tokens that are shown though special ones are skipped."""
 
-from inlay.render import ContentDelta, ParsedOutput, ReasoningDelta, Renderer, ToolCallDelta
+from inlay.render import ContentDelta, ParsedOutput, ReasoningPiece, Renderer, ToolCallDelta
 from tests.models import TURN, TURN_END, tiny
 
 
 def test_outputs_are_put_together_by_what_they_are() -> None:
     output = ParsedOutput.of(
         [
-            ReasoningDelta("h"),
+            ReasoningPiece("h"),
             ContentDelta("a"),
-            ReasoningDelta("m"),
+            ReasoningPiece("m"),
             ToolCallDelta(0, "id0", "f", ""),
             ToolCallDelta(0, None, None, '{"a"'),
             ToolCallDelta(1, "id1", "g", "{}"),

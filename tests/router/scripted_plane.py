@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from inlay.base.errors import OverloadedError
 from inlay.messages.card import Limits, ModelCard
-from inlay.messages.commands import Command
+from inlay.messages.commands import WorkerCommand
 from inlay.messages.prompt import Prompt, Tokens
-from inlay.messages.request import Output, Request, Sampling, Usage
+from inlay.messages.request import EngineUsage, Output, Request, Sampling
 from inlay.transport.api import Stream
 from tests.router.standing import CARD
 
@@ -53,7 +53,7 @@ class Answer:
     def end(self) -> None:
         self.live = False
         at = len(self.request.prior_output)
-        usage = Usage(len(self.request.prompt), at)
+        usage = EngineUsage(len(self.request.prompt), at)
         self._told.put_nowait(
             Output(self.request.id, self.request.attempt, at, finish_reason="stop", usage=usage)
         )
@@ -95,7 +95,7 @@ class Answering:
         self.answers.append(Answer(request))
         return self.answers[-1]
 
-    async def call(self, command: Command[object], within: float = 30.0) -> Never:
+    async def call(self, command: WorkerCommand[object], within: float = 30.0) -> Never:
         raise NotImplementedError
 
 

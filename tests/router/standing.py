@@ -5,7 +5,7 @@ from typing import Never
 
 from inlay.base.errors import OverloadedError
 from inlay.messages.card import Limits, ModelCard
-from inlay.messages.commands import Command
+from inlay.messages.commands import WorkerCommand
 from inlay.messages.request import Request
 from inlay.transport.api import Stream
 
@@ -26,5 +26,5 @@ class Standing:
     def send(self, request: Request) -> Stream:
         raise OverloadedError("it does nothing")
 
-    async def call(self, command: Command[object], within: float = 30.0) -> Never:
+    async def call(self, command: WorkerCommand[object], within: float = 30.0) -> Never:
         raise OverloadedError("it does nothing")

@@ -30,13 +30,13 @@ from inlay.messages.hidden_states import HiddenStates
 from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.messages.request import (
     Emit,
+    EngineUsage,
     Grammar,
     Output,
     PromptLogprobs,
     Request,
     Sampling,
     TokenLogprobs,
-    Usage,
 )
 from inlay.router import Router, resume
 from inlay.transport.api import Stream
@@ -55,7 +55,7 @@ class Answer:
     logprobs: list[TokenLogprobs]
     finish: str | None
     stop: int | None
-    usage: Usage | None
+    usage: EngineUsage | None
     prompt_logprobs: list[PromptLogprobs]
     attempts: set[int]
     states: list[np.ndarray]
@@ -270,7 +270,7 @@ async def test_what_was_shown_goes_with_the_next_attempt_and_comes_once(
     router, _ = await around(*engines)
     answer = await read(await send(router, make_echo_request()))
     assert answer.ids == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
-    assert answer.usage == Usage(5, 12)
+    assert answer.usage == EngineUsage(5, 12)
     sent = [engine.seen[0] for engine in engines]
     assert [(request.attempt, len(request.prior_output)) for request in sent] == [
         (0, 0),
@@ -494,7 +494,7 @@ async def test_what_was_cached_is_what_the_first_worker_had(
 
         engine.fail = counted
     router, _ = await around(*engines)
-    assert (await read(await send(router, make_echo_request()))).usage == Usage(5, 12, 4)
+    assert (await read(await send(router, make_echo_request()))).usage == EngineUsage(5, 12, 4)
 
 
 async def test_a_prompt_is_told_of_once_however_often_it_is_computed(

@@ -30,7 +30,7 @@ from inlay.messages.routing import WorkerLoad
 from inlay.router import Router, resume
 from inlay.router.decide import Placement, Refuse
 from inlay.router.resume import ResumingStream
-from inlay.router.sending import Sent
+from inlay.router.sending import Attempt
 from inlay.router.settings import RouterSettings
 from inlay.transport.api import Stream
 from tests.models import tiny
@@ -348,13 +348,13 @@ async def test_an_answer_of_a_prefill_worker_that_cannot_be_read_ends_the_reques
             await cut.wait()
             raise ValueError("no output")
 
-    add = Sent.add_prompt
+    add = Attempt.add_prompt
 
-    def added(self: Sent, prompt: Sent) -> None:
+    def added(self: Attempt, prompt: Attempt) -> None:
         prompt.stream = Unreadable(prompt.stream)
         add(self, prompt)
 
-    monkeypatch.setattr(Sent, "add_prompt", added)
+    monkeypatch.setattr(Attempt, "add_prompt", added)
     prefill, decode = halves(settings, "prefill", "decode")
     fleet = await around(prefill, decode)
     # The decode worker waits.

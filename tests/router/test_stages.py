@@ -22,7 +22,7 @@ from inlay.router import resume
 from inlay.router.settings import RouterSettings
 from inlay.stages.kinds import STREAMS
 from inlay_stages import walk as stages
-from inlay_stages.stage_result import Running, StageResult
+from inlay_stages.stage_result import RunningStage, StageResult
 from inlay_stages.walk import StageOutput, admitted, plan, walk
 from inlay_stages.worker import payload_store
 from inlay_stages.worker.input_fetcher import InputFetcher
@@ -100,7 +100,7 @@ async def ask_aloud(
         first = make("speaker", (Input("prompt", prompt_payload(prompt)),))
         first = replace(first, hold=steps[0].edges[0].window)
         (stream,) = await world.router.send("speaker", [first], admitted=True)
-        thinker = Running(stream, StageResult(again=stream.restart, hold=hold), lambda _: None)
+        thinker = RunningStage(stream, StageResult(again=stream.restart, hold=hold), lambda _: None)
         try:
             return await read(walk(world.router, steps, {"speaker": thinker.making}, make, hold))
         finally:
@@ -621,7 +621,7 @@ async def test_a_fault_in_reading_a_stage_ends_what_waits_for_it() -> None:
         yield ()
 
     making = StageResult()
-    running = Running(cast("Any", broken()), making, lambda _: None)
+    running = RunningStage(cast("Any", broken()), making, lambda _: None)
     await running.ended()
     with pytest.raises(ValueError, match="as the test says"):
         await making.inputs(streamed=False)

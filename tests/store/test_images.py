@@ -6,16 +6,16 @@ import pytest
 
 from inlay.base.errors import BodyTooLargeError, InvalidRequestError, NotFoundError
 from inlay.messages.prompt import Buffer
-from inlay.store import LocalStoredPrompts, Picture, PromptStore
+from inlay.store import LocalStoredPrompts, NewImage, PromptStore
 from inlay.store.entry import Description
 from tests.store.directories import MANY, SEALED_OR_NOT, SECRET, Opened
 from tests.store.frontends import Frontends, seen
 from tests.store.making import TTL, Clock, plain, put, target, upload_of
 
 
-def picture(seed: int, num_bytes: int = 5000) -> Picture:
+def picture(seed: int, num_bytes: int = 5000) -> NewImage:
     data = np.random.default_rng(seed).integers(0, 256, num_bytes, np.uint8).tobytes()
-    return Picture(Buffer(data), "PNG", 40, 30)
+    return NewImage(Buffer(data), "PNG", 40, 30)
 
 
 @SEALED_OR_NOT
@@ -53,7 +53,7 @@ def test_kinds_are_told_apart_even_with_equal_bytes(opened: Opened) -> None:
     store = opened()
     data, tensor = upload_of(1)
     rows = store.put("alice", data, tensor)
-    image = store.put("alice", data, Picture(data, "PNG", 1, 1))
+    image = store.put("alice", data, NewImage(data, "PNG", 1, 1))
     assert rows.id != image.id
     with pytest.raises(InvalidRequestError, match="is an image"):
         store.rows("alice", image.id, target())

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from inlay.engine.api import Engine
 from inlay.messages.card import ModelCard
-from inlay.messages.commands import Command
+from inlay.messages.commands import WorkerCommand
 from inlay.messages.prompt import Buffer
 from inlay.messages.routing import KvEvents, KvSnapshot
 from inlay.worker.host import EngineHost
@@ -30,7 +30,7 @@ class CachingHost(EngineHost):
     def card(self) -> ModelCard:
         return replace(super().card, kv_events=True)
 
-    async def call(self, command: Command[R]) -> R:
+    async def call(self, command: WorkerCommand[R]) -> R:
         if self.silent:
             await self.awake.wait()
         return await super().call(command)

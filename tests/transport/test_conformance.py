@@ -20,17 +20,17 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.messages.commands import (
     CacheReset,
-    Command,
     Drain,
     ProbeEngine,
     ReadStats,
     ResetPrefixCache,
     Sleep,
+    WorkerCommand,
 )
 from inlay.messages.digest import with_digests
 from inlay.messages.outputs import payloads_of
 from inlay.messages.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.messages.request import Output, Payload, Pooling, Request, Sampling, Task, Usage
+from inlay.messages.request import EngineUsage, Output, Payload, Pooling, Request, Sampling, Task
 from inlay.transport import ReceiveMemory, TcpPeer, dial
 from inlay.transport.api import Plane, Stream, Worker
 from inlay.transport.embeds_cache import EmbedsCache
@@ -44,7 +44,7 @@ from tests.transport.fleet import SECRET, Fleet, found, identity
 from tests.transport.nats_server import NatsServer
 
 
-class Dance(Command[CacheReset], frozen=True, tag="dance"):
+class Dance(WorkerCommand[CacheReset], frozen=True, tag="dance"):
     """A command that no worker knows."""
 
 
@@ -396,7 +396,7 @@ async def test_vectors_come_as_one_buffer_in_the_order_of_their_prompts(place: P
     worker = place.plane.workers()[0]
     prompts = [Prompt.of(Tokens([n, n + 1])) for n in range(10_000)]
     (output,) = await collect(worker.send(make_embed_request("all", *prompts)))
-    assert (output.finish_reason, output.usage) == ("stop", Usage(20_000, 0))
+    assert (output.finish_reason, output.usage) == ("stop", EngineUsage(20_000, 0))
     vectors = vectors_of(output.payloads[0])
     assert vectors.shape == (10_000, 64)
     alone = [vectors_of(await embed(worker, str(n), prompts[n]))[0] for n in (0, 350, 9999)]

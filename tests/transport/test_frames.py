@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from inlay.base.errors import EmbeddingsError, EngineError, ErrorFrame, InlayError
 from inlay.messages.digest import Secret, with_digests
 from inlay.messages.prompt import Buffer, Prompt, Rows
-from inlay.messages.request import Grammar, Output, Request, Sampling, TokenLogprobs, Usage
+from inlay.messages.request import EngineUsage, Grammar, Output, Request, Sampling, TokenLogprobs
 from inlay.transport import frames
 from tests.strategies import prompts, rows
 
@@ -74,7 +74,14 @@ def test_a_field_this_version_does_not_know_is_ignored() -> None:
 
 def test_a_output_keeps_logprobs_and_usage() -> None:
     output = Output(
-        "w", 1, 4, (7,), (TokenLogprobs(-0.5, ((7, -0.5), (8, -1.0))),), "stop", 7, Usage(3, 5, 2)
+        "w",
+        1,
+        4,
+        (7,),
+        (TokenLogprobs(-0.5, ((7, -0.5), (8, -1.0))),),
+        "stop",
+        7,
+        EngineUsage(3, 5, 2),
     )
     header, buffers = frames.encode(output)
     assert frames.Decoder[Output](Output).decode(header, buffers) == output

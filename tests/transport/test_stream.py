@@ -13,7 +13,7 @@ import pytest
 
 from inlay.transport import stream
 from inlay.transport.listener import _pinned
-from inlay.transport.stream import TURN_BYTES, Reader, Stream, secured
+from inlay.transport.stream import TURN_BYTES, Reader, SocketStream, secured
 from tests.transport.fleet import identity
 
 
@@ -99,8 +99,8 @@ async def ends(way: Way, size: int = 100_000) -> "AsyncIterator[tuple[Sink, Sink
         each.setblocking(False)
     first, second = await way(ours, theirs)
     one, other = Sink(size), Sink(size)
-    Stream(first, one)
-    Stream(second, other)
+    SocketStream(first, one)
+    SocketStream(second, other)
     try:
         yield one, other
     finally:

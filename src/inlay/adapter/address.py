@@ -21,7 +21,7 @@ _hidden = re.compile(r"%(2e|2f|5c|00|25)", re.IGNORECASE)
 _hub_name = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
-class Address(NamedTuple):
+class AdapterAddress(NamedTuple):
     """A parsed address.
 
     Attributes:
@@ -44,7 +44,7 @@ class Address(NamedTuple):
         """The address without its query, which may hold a signature."""
         return f"{self.scheme}://{self.host}{self.path}"
 
-    def joined(self, name: str) -> "Address":
+    def joined(self, name: str) -> "AdapterAddress":
         """Return the address of the file `name` in this directory."""
         return self._replace(path=f"{self.path.rstrip('/')}/{name}", query="")
 
@@ -54,7 +54,7 @@ class Address(NamedTuple):
         return tuple(part for part in self.path.split("/") if part)
 
 
-def parse(text: str, *, redirected: bool = False) -> Address:
+def parse(text: str, *, redirected: bool = False) -> AdapterAddress:
     """Parse an address, or the path of a local directory.
 
     Args:
@@ -70,7 +70,7 @@ def parse(text: str, *, redirected: bool = False) -> Address:
         )
     scheme, colon, rest = text.partition("://")
     if not colon:
-        return Address("file", "", str(Path(text).expanduser().absolute()))
+        return AdapterAddress("file", "", str(Path(text).expanduser().absolute()))
     scheme = scheme.lower()
     if scheme not in SCHEMES:
         raise InvalidRequestError(
@@ -80,7 +80,7 @@ def parse(text: str, *, redirected: bool = False) -> Address:
     if scheme == "file":
         if not rest.startswith("/"):
             raise InvalidRequestError(f"file:// is followed by an absolute path, got {text[:80]!r}")
-        return Address("file", "", rest)
+        return AdapterAddress("file", "", rest)
     try:
         parts = urlsplit(f"{scheme}://{rest}")
     except ValueError as error:
@@ -103,7 +103,7 @@ def parse(text: str, *, redirected: bool = False) -> Address:
         raise InvalidRequestError(f"the path of {text[:80]!r} may be read in two ways")
     if "" in segments[1:-1]:
         raise InvalidRequestError(f"the path of {text[:80]!r} has an empty part")
-    return Address(scheme, host, parts.path or "/", parts.query)
+    return AdapterAddress(scheme, host, parts.path or "/", parts.query)
 
 
 def is_hub_name(text: str) -> bool:
@@ -121,7 +121,7 @@ class AllowedSources:
     def __init__(self, prefixes: Sequence[str]) -> None:
         self._prefixes = [parse(prefix) for prefix in prefixes]
 
-    def check(self, address: Address) -> None:
+    def check(self, address: AdapterAddress) -> None:
         """Raise `InvalidRequestError` unless `address` lies below an allowed prefix."""
         if not any(_below(address, prefix) for prefix in self._prefixes):
             allowed = ", ".join(prefix.shown for prefix in self._prefixes) or "none"
@@ -135,7 +135,7 @@ class AllowedSources:
         return any(prefix.scheme == scheme for prefix in self._prefixes)
 
 
-def _below(address: Address, prefix: Address) -> bool:
+def _below(address: AdapterAddress, prefix: AdapterAddress) -> bool:
     if address.scheme != prefix.scheme or address.host != prefix.host:
         return False
     if address.scheme == "file":

@@ -6,14 +6,14 @@ from pathlib import Path
 from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled, RepositoryNotFoundError
 
-from inlay.adapter.address import Address
+from inlay.adapter.address import AdapterAddress
 from inlay.adapter.config import MAX_CONFIG_BYTES
 from inlay.adapter.files import CONFIG, PIPELINE, WEIGHTS
 from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.tensors.hub import asking_hub
 
 
-def from_hub(where: Address, max_bytes: int) -> Path:
+def from_hub(where: AdapterAddress, max_bytes: int) -> Path:
     """Download an adapter from the hub; return its directory in the hub's cache.
 
     With `HF_HUB_OFFLINE`, only the cache is used.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from inlay.adapter.address import Address, AllowedSources, is_hub_name, parse
+from inlay.adapter.address import AdapterAddress, AllowedSources, is_hub_name, parse
 from inlay.adapter.cache import AdapterCache, AdapterLease
 from inlay.adapter.config import MAX_CONFIG_BYTES
 from inlay.adapter.download import download
@@ -113,7 +113,7 @@ class AdapterLibrary:
         """Remove temporary files."""
         self._cache.close()
 
-    def _where(self, address: str) -> Address:
+    def _where(self, address: str) -> AdapterAddress:
         where = parse(address)
         hub = (
             is_hub_name(address)
@@ -122,7 +122,7 @@ class AdapterLibrary:
         )
         return parse(f"hf://{address}") if hub else where
 
-    def _lease(self, where: Address, sha256: str | None) -> AdapterLease:
+    def _lease(self, where: AdapterAddress, sha256: str | None) -> AdapterLease:
         if where.scheme == "file":
             return self._local(Path(where.path), sha256)
         if where.scheme == "hf":
@@ -137,13 +137,13 @@ class AdapterLibrary:
     def _local(self, directory: Path, sha256: str | None) -> AdapterLease:
         for name in (CONFIG, WEIGHTS, PIPELINE):
             # A symbolic link may lead outside the allowed directories.
-            self._allowed.check(Address("file", "", str(directory / name)))
+            self._allowed.check(AdapterAddress("file", "", str(directory / name)))
         if sha256 is not None:
             open_adapter(directory, max_bytes=self._max_bytes, check_table=ignore)
         _check_sum(directory, sha256)
         return AdapterLease(directory)
 
-    def _fetched(self, where: Address, sha256: str | None) -> AdapterLease:
+    def _fetched(self, where: AdapterAddress, sha256: str | None) -> AdapterLease:
         fetch = self._fetch_s3 if where.scheme == "s3" else self._fetch_http
         with self._cache.incoming() as incoming:
             missing, weights, text = None, WEIGHTS, b""
@@ -166,10 +166,10 @@ class AdapterLibrary:
             check_finite(open_adapter(incoming, max_bytes=self._max_bytes, check_table=ignore))
             return self._cache.add(incoming, f"{found}-{config}")
 
-    def _fetch_http(self, where: Address, target: Path, max_bytes: int) -> str:
+    def _fetch_http(self, where: AdapterAddress, target: Path, max_bytes: int) -> str:
         return download(str(where), target, max_bytes=max_bytes, allowed=self._allowed)
 
-    def _fetch_s3(self, where: Address, target: Path, max_bytes: int) -> str:
+    def _fetch_s3(self, where: AdapterAddress, target: Path, max_bytes: int) -> str:
         url, headers = request_of(where, os.environ)
         return download(url, target, max_bytes=max_bytes, allowed=None, headers=headers)
 

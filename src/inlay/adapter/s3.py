@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
 
-from inlay.adapter.address import Address
+from inlay.adapter.address import AdapterAddress
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _EMPTY = hashlib.sha256(b"").hexdigest()
 
 
 def request_of(
-    address: Address, environment: Mapping[str, str], now: datetime | None = None
+    address: AdapterAddress, environment: Mapping[str, str], now: datetime | None = None
 ) -> tuple[str, dict[str, str]]:
     """Return URL and headers of the request for an object.
 

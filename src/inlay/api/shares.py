@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import msgspec
 
 from inlay.api.schema.stages import StageUsage
-from inlay.messages.request import Usage
+from inlay.messages.request import EngineUsage
 
 
 def shares_of(
-    usages: Mapping[str, Usage] | Mapping[str | None, Usage],
+    usages: Mapping[str, EngineUsage] | Mapping[str | None, EngineUsage],
 ) -> dict[str, StageUsage] | msgspec.UnsetType:
     """Return the share of each stage by its name; nothing of a model that is no pipeline."""
     found = {

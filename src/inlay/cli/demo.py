@@ -17,7 +17,7 @@ from inlay import demo
 from inlay.base.errors import InvalidRequestError
 from inlay.cli import demo_draw, demo_images
 from inlay.cli.process import Console
-from inlay.cli.serve import Running, run_host
+from inlay.cli.serve import RunningServer, run_host
 from inlay.cli.settings import DemoSettings, ServeSettings
 from inlay.client import PromptEmbedder, load
 from inlay.client.connection import JSON, ApiClient, Question
@@ -57,7 +57,7 @@ def run(settings: DemoSettings) -> int:
         batches=BatchSettings(batch_store="memory"),
     )
 
-    async def show(running: Running) -> None:
+    async def show(running: RunningServer) -> None:
         shown = _show_images if settings.images else _show_drawn if settings.draw else _show
         await asyncio.to_thread(shown, running.url, console)
         if settings.keep_serving:

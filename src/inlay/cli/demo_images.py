@@ -8,7 +8,7 @@ from typing import Any
 
 from inlay import demo
 from inlay.client import PromptEmbedder, load
-from inlay.demo import Picture, VisionExample
+from inlay.demo import DigitPicture, VisionExample
 
 
 def asked() -> VisionExample:
@@ -52,11 +52,11 @@ def demonstration(chat: Callable[[object], str]) -> Iterator[str]:
     yield f"   < {chat([_image(picture), embedder.chat_part(one.question)])}"
 
 
-def _pictures(shown: VisionExample) -> Sequence[Picture]:
+def _pictures(shown: VisionExample) -> Sequence[DigitPicture]:
     return [demo.vision_examples().picture(name) for name in shown.pictures]
 
 
-def _image(picture: Picture) -> dict[str, Any]:
+def _image(picture: DigitPicture) -> dict[str, Any]:
     url = "data:image/png;base64," + base64.b64encode(picture.path.read_bytes()).decode()
     return {"type": "image_url", "image_url": {"url": url}}
 

@@ -44,7 +44,7 @@ _ACCEPTING_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningServer:
     """A server that answers.
 
     Attributes:
@@ -58,7 +58,7 @@ class Running:
     stop: asyncio.Event
 
 
-WhenReady: TypeAlias = Callable[[Running], Awaitable[None]]
+WhenReady: TypeAlias = Callable[[RunningServer], Awaitable[None]]
 """Runs beside the server once it answers; an error it raises ends the server."""
 
 
@@ -269,13 +269,13 @@ def _beside(stop: asyncio.Event, doing: Coroutine[object, object, None]) -> "asy
 
 async def _ready(
     plane: LocalPlane, workers: int, frontend: FrontendSettings, url: str, stop: asyncio.Event
-) -> Running:
+) -> RunningServer:
     """The server, once it takes connections and all its workers take requests."""
     await _accepting(frontend.host, urlsplit(url).port or frontend.port)
     while len(plane.workers()) < workers:
         await plane.changed()
     cards = [worker.card for worker in plane.workers()]
-    return Running(url, next((card for card in cards if not card.is_inner), cards[0]), stop)
+    return RunningServer(url, next((card for card in cards if not card.is_inner), cards[0]), stop)
 
 
 def _check(engines: Sequence[EngineSettings], frontend: FrontendSettings) -> None:

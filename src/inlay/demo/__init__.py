@@ -117,7 +117,7 @@ class Examples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     report: dict[str, float]
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DigitPicture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A picture of a handwritten digit that the model was not trained by.
 
     Attributes:
@@ -158,11 +158,11 @@ class VisionExamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         report: accuracy by question, over digits that were held out.
     """
 
-    pictures: tuple[Picture, ...]
+    pictures: tuple[DigitPicture, ...]
     examples: tuple[VisionExample, ...]
     report: dict[str, float]
 
-    def picture(self, name: str) -> Picture:
+    def picture(self, name: str) -> DigitPicture:
         return next(picture for picture in self.pictures if picture.name == name)
 
 

@@ -50,7 +50,7 @@ _QUERY_LENGTH = 32
 
 
 @dataclass(frozen=True)
-class Layout:
+class EmbeddingLayout:
     """Facts in the files of a directory. Attributes are those of `EmbeddingConfig`."""
 
     directory: Path
@@ -65,7 +65,7 @@ class _Module(NamedTuple):
     config: dict[str, Any]
 
 
-def read(directory: Path, modules: Sequence[Any], said: Mapping[str, Any]) -> Layout:
+def read(directory: Path, modules: Sequence[Any], said: Mapping[str, Any]) -> EmbeddingLayout:
     """Read the layout of a directory.
 
     Args:
@@ -90,23 +90,23 @@ def read(directory: Path, modules: Sequence[Any], said: Mapping[str, Any]) -> La
     return replace(found, outputs=(*found.outputs[:1], *heads)) if heads else found
 
 
-def _bare(directory: Path) -> Layout:
+def _bare(directory: Path) -> EmbeddingLayout:
     names = [str(name) for name in config_of(directory).get("architectures") or ()]
     if "HF_ColBERT" in names:
         return _stanford(directory)
     if any(name.endswith("ForTokenClassification") for name in names):
         labels = OutputPlan("token_labels", source="classes", keep="each")
-        return Layout(directory, (labels, _STATES))
+        return EmbeddingLayout(directory, (labels, _STATES))
     dense = OutputPlan("dense", select=None, finish="normalize")
     if any(name.endswith("ForMaskedLM") for name in names) and _predicts_words(directory):
         sparse = _splade({})
-        return Layout(
+        return EmbeddingLayout(
             directory,
             (dense, _STATES, sparse),
             guess="its architecture predicts masked words, which embedders have as well as SPLADE "
             "models do; if it is one of these, its vectors are sparse: --outputs sparse",
         )
-    return Layout(directory, (dense, _STATES))
+    return EmbeddingLayout(directory, (dense, _STATES))
 
 
 def _predicts_words(directory: Path) -> bool:
@@ -114,7 +114,9 @@ def _predicts_words(directory: Path) -> bool:
     return any(each.name.startswith(_WORD_HEADS) for each in stored_tensors(directory))
 
 
-def _of_modules(directory: Path, named: Sequence[_Module], said: Mapping[str, Any]) -> Layout:
+def _of_modules(
+    directory: Path, named: Sequence[_Module], said: Mapping[str, Any]
+) -> EmbeddingLayout:
     kinds = [each.kind for each in named]
     transformer, *rest = named
     pylate = said.get("model_type") == "ColBERT"
@@ -149,9 +151,9 @@ def _of_modules(directory: Path, named: Sequence[_Module], said: Mapping[str, An
             mean=said.get("similarity_fn_name") == "meanmaxsim",
         )
         roles = _pylate(said) if _has_markers(said) else _roles(transformer.path, mask)
-        return Layout(transformer.path, (tokens,), roles)
+        return EmbeddingLayout(transformer.path, (tokens,), roles)
     if transformer.kind in _TRANSFORMERS and kinds[1:] == ["SpladePooling"]:
-        return Layout(transformer.path, (_splade(rest[0].config),))
+        return EmbeddingLayout(transformer.path, (_splade(rest[0].config),))
     middle = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
     fits = kinds[:2] == ["Transformer", "Pooling"] and all(kind == "Dense" for kind in middle)
     if not fits or {*reads} - {"sentence_embedding"}:
@@ -162,7 +164,7 @@ def _of_modules(directory: Path, named: Sequence[_Module], said: Mapping[str, An
         head=tuple(_dense(each) for each in rest if each.kind == "Dense"),
         finish="normalize" if kinds[-1] == "Normalize" else "none",
     )
-    return Layout(transformer.path, (dense_output, _STATES))
+    return EmbeddingLayout(transformer.path, (dense_output, _STATES))
 
 
 def _unsupported(directory: Path, kinds: Sequence[str]) -> InvalidRequestError:
@@ -281,7 +283,7 @@ def _pylate(said: Mapping[str, Any]) -> dict[str, RolePlan]:
     }
 
 
-def _stanford(directory: Path) -> Layout:
+def _stanford(directory: Path) -> EmbeddingLayout:
     said = object_of(directory / "artifact.metadata")
     shapes = {each.name: each.shape for each in stored_tensors(directory)}
     if "linear.weight" not in shapes:
@@ -306,7 +308,7 @@ def _stanford(directory: Path) -> Layout:
             skip=_PUNCTUATION if skips else (),
         ),
     }
-    return Layout(directory, (tokens,), roles)
+    return EmbeddingLayout(directory, (tokens,), roles)
 
 
 def _bge_m3(directory: Path, dense: OutputPlan) -> tuple[OutputPlan, ...]:

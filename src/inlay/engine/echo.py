@@ -26,13 +26,13 @@ from inlay.messages.outputs import pooled
 from inlay.messages.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Tokens
 from inlay.messages.request import (
     Emit,
+    EngineUsage,
     Output,
     PromptLogprobs,
     Request,
     Sampling,
     Task,
     TokenLogprobs,
-    Usage,
 )
 from inlay.tensors.checkpoint import config_of
 
@@ -131,7 +131,7 @@ class EchoEngine:
                     request.attempt,
                     0,
                     finish_reason="length",
-                    usage=Usage(length, 0),
+                    usage=EngineUsage(length, 0),
                     prompt_logprobs=prompt_logprobs,
                 )
             )
@@ -200,7 +200,7 @@ class EchoEngine:
                 else (TokenLogprobs(0.0, _alternatives(id_, sampling)),),
                 ("stop" if stops else "length") if ended else None,
                 id_ if stops else None,
-                Usage(len(request.prompt), running.emitted) if first or ended else None,
+                EngineUsage(len(request.prompt), running.emitted) if first or ended else None,
                 prompt_logprobs=_prompt_logprobs(request)
                 if first and not request.prior_output
                 else None,
@@ -216,7 +216,7 @@ class EchoEngine:
                 request.attempt,
                 running.emitted,
                 finish_reason="error" if error is not None else "abort",
-                usage=Usage(len(request.prompt), running.emitted),
+                usage=EngineUsage(len(request.prompt), running.emitted),
                 error=None if error is None else ErrorFrame.of(error),
             )
         )

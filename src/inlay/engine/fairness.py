@@ -17,7 +17,7 @@ PROTECTED_TOKENS = 64
 _IN_TURN = -1.0
 
 
-class Pages(NamedTuple):
+class SequencePages(NamedTuple):
     """Pages of one sequence.
 
     Attributes:
@@ -56,10 +56,10 @@ def excess(used: int, total: int, num_clients: int) -> float:
 class Holdings(Protocol):
     """Amounts of one resource that clients hold."""
 
-    def add(self, client: str | None, pages: Pages) -> None:
+    def add(self, client: str | None, pages: SequencePages) -> None:
         """Count one more sequence."""
 
-    def after(self, client: str | None, pages: Pages) -> int:
+    def after(self, client: str | None, pages: SequencePages) -> int:
         """Amount that a client would hold with one more sequence."""
 
 
@@ -69,10 +69,10 @@ class PlaceHoldings:
     def __init__(self) -> None:
         self._counts: Counter[str | None] = Counter()
 
-    def add(self, client: str | None, pages: Pages) -> None:
+    def add(self, client: str | None, pages: SequencePages) -> None:
         self._counts[client] += 1
 
-    def after(self, client: str | None, pages: Pages) -> int:
+    def after(self, client: str | None, pages: SequencePages) -> int:
         return self._counts[client] + 1
 
 
@@ -108,7 +108,7 @@ class Shares(Generic[S]):
         holdings: Holdings,
         total: int,
         num_clients: int,
-        running: Iterable[tuple[S, Pages]],
+        running: Iterable[tuple[S, SequencePages]],
         *,
         first_is_free: bool,
     ) -> None:
@@ -127,7 +127,7 @@ class Shares(Generic[S]):
         self._ranked = ranked
         self.order = [sequence for _, sequence in ranked]
 
-    def excess(self, sequence: S, pages: Pages) -> float:
+    def excess(self, sequence: S, pages: SequencePages) -> float:
         """Excess of a sequence's client with that sequence as its next."""
         if sequence.client not in self._clients:
             if self._first_is_free:
@@ -137,7 +137,7 @@ class Shares(Generic[S]):
         used = self._holdings.after(sequence.client, pages)
         return excess(used, self._total, self._num_clients)
 
-    def yielding(self, sequence: S, pages: Pages) -> list[S]:
+    def yielding(self, sequence: S, pages: SequencePages) -> list[S]:
         """Running sequences that make room for one that waits, the first to go first.
 
         These are all of worse priority; and, where its client stays within its share, those of
@@ -166,5 +166,5 @@ class Shares(Generic[S]):
 
 def shares_of_places(total: int, num_clients: int, sequences: Iterable[S]) -> Shares[S]:
     """Shares of places in a batch. A client's first sequence is never in excess."""
-    pairs = ((sequence, Pages()) for sequence in sequences)
+    pairs = ((sequence, SequencePages()) for sequence in sequences)
     return Shares(PlaceHoldings(), total, num_clients, pairs, first_is_free=True)

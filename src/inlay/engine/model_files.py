@@ -90,7 +90,7 @@ def default_sampling(generation: dict[str, Any]) -> dict[str, float | int]:
 
 
 @dataclass(frozen=True, slots=True)
-class RowFacts:
+class TableFacts:
     """Properties of one model's embedding vectors.
 
     Attributes:
@@ -108,7 +108,7 @@ class RowFacts:
 
 def row_facts(
     settings: EngineSettings, directory: Path, dtype: str, refused: str | None
-) -> RowFacts:
+) -> TableFacts:
     """Return the properties of the model in `directory`.
 
     Args:
@@ -127,7 +127,7 @@ def row_facts(
     if bound is None:
         bound = abs_max * _TIMES_TABLE
         bound = min(bound, _HALF_BOUND) if dtype == "float16" else bound
-    return RowFacts(refused, table_id, abs_max, bound or None)
+    return TableFacts(refused, table_id, abs_max, bound or None)
 
 
 def image_layout(

@@ -11,13 +11,13 @@ from inlay.base.errors import EngineError, ErrorFrame, InlayError
 from inlay.engine.slots import EngineSlot
 from inlay.messages.request import (
     Emit,
+    EngineUsage,
     FinishReason,
     Output,
     Payload,
     PromptLogprobs,
     Request,
     TokenLogprobs,
-    Usage,
 )
 
 NOT_FINITE = "the model's output was not finite: NaN or infinity came out of this prompt"
@@ -102,7 +102,7 @@ class RequestTracker:
             error = EngineError("the engine failed to run the request")
         usage = None
         if reason is not None or not self.has_emitted:
-            usage = Usage(
+            usage = EngineUsage(
                 len(self.request.prompt), self.num_tokens, self.cached, self._queued_seconds
             )
         self.has_emitted = True

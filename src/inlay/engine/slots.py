@@ -23,7 +23,7 @@ from itertools import count
 from typing import Protocol
 
 from inlay.base.fair_queue import FairQueue
-from inlay.engine.fairness import PROTECTED_TOKENS, Pages, excess, shares_of_places
+from inlay.engine.fairness import PROTECTED_TOKENS, SequencePages, excess, shares_of_places
 from inlay.messages.priority import FIRST
 from inlay.messages.request import Request
 
@@ -232,7 +232,7 @@ class EngineSlots:
         for *_, first in sorted(wanting, key=lambda entry: entry[:3])[len(self._yielding) :]:
             clients = len(self._held | self._waiting)
             shares = shares_of_places(self.total, clients, kept)
-            for place in shares.yielding(first, Pages()):
+            for place in shares.yielding(first, SequencePages()):
                 if place.resumable and not place.is_protected:
                     break
             else:

@@ -33,7 +33,7 @@ RETRY_SECONDS = 1.0
 _CLOSED = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
-class Listener:
+class HttpListener:
     """A listening socket whose connections are served by protocols, in a fair order.
 
     Args:

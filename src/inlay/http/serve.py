@@ -24,7 +24,7 @@ from inlay.http.bodies.allocator import give_back_memory, keep_freed_memory
 from inlay.http.bounded_http import BoundedHttp
 from inlay.http.callers.auth import ADMIN_PORT
 from inlay.http.callers.keys import read_keys
-from inlay.http.listener import Listener
+from inlay.http.listener import HttpListener
 from inlay.http.metrics.collectors import build_metrics, file_metrics
 from inlay.http.references import sweep
 from inlay.http.settings import FrontendSettings
@@ -53,7 +53,7 @@ The rest is for sending their last events.
 
 
 class _Listening(uvicorn.Server):
-    """uvicorn's server with a `Listener` for each socket."""
+    """uvicorn's server with a `HttpListener` for each socket."""
 
     def __init__(self, config: uvicorn.Config, tls: Tls | None) -> None:
         super().__init__(config)
@@ -66,8 +66,9 @@ class _Listening(uvicorn.Server):
         """Begin to listen."""
         config = self.config
         make_protocol = partial(BoundedHttp, config, self.server_state, self.lifespan.state)
-        self.servers: list[Listener] = [  # type: ignore[assignment]
-            Listener(each, make_protocol, self._context, config.backlog) for each in sockets or ()
+        self.servers: list[HttpListener] = [  # type: ignore[assignment]
+            HttpListener(each, make_protocol, self._context, config.backlog)
+            for each in sockets or ()
         ]
         self.started = True
 

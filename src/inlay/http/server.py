@@ -28,7 +28,7 @@ from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits, RequestMemory
 from inlay.http.bodies.connection import Exchange
 from inlay.http.bodies.embeds import EmbedsReader
 from inlay.http.bodies.memory import private
-from inlay.http.callers.auth import ANYONE, Caller, Keys
+from inlay.http.callers.auth import ANYONE, ApiKeys, Caller
 from inlay.http.callers.clients import Clients
 from inlay.http.errors import OPENAI, ErrorForm
 from inlay.http.metrics.collectors import (
@@ -120,7 +120,7 @@ class Server:
         self.tracing = tracing
         self.parts: dict[str, Any] = {}
         self.created = int(time.time())
-        self.keys = Keys(settings)
+        self.keys = ApiKeys(settings)
         self.clients = Clients(settings)
         self.budget = ByteBudget(settings.max_inflight_bytes)
         self.inflight = Inflight(settings.max_inflight_requests)

@@ -55,7 +55,7 @@ class TextEvents:
         return exchange.text_writer(self._before, self._after, _encode)
 
 
-class Framing(NamedTuple):
+class EventFraming(NamedTuple):
     """Encoding of an API's events.
 
     Attributes:
@@ -67,10 +67,10 @@ class Framing(NamedTuple):
     end: bytes
 
 
-UNNAMED = Framing(data_event, b"data: [DONE]\n\n")
+UNNAMED = EventFraming(data_event, b"data: [DONE]\n\n")
 """Framing of completions and chat completions."""
 
-NAMED = Framing(named_event, b"")
+NAMED = EventFraming(named_event, b"")
 """Framing of responses and messages: the type of an event is its name; the last ends the stream."""
 
 
@@ -86,7 +86,7 @@ class EventStream:
     def __init__(
         self,
         send: Send,
-        framing: Framing = UNNAMED,
+        framing: EventFraming = UNNAMED,
         exchange: Exchange | None = None,
     ) -> None:
         """Nothing is written yet. `exchange`: on whose connection events are written at once."""

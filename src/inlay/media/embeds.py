@@ -27,8 +27,8 @@ from inlay.media.geometry import AnyResolution, FixedSize, Grid, Layout, PatchGr
 from inlay.media.image import read_image_header
 from inlay.media.positions import grid_field, line_field
 from inlay.media.spec import Detail, ImageGeometry, Kind, MediaSpec, layout
-from inlay.media.tiles import Canvas, Chunks, Lines, Split
-from inlay.messages.prompt import DTYPE_SIZES, Buffer, Field, Media, Rows, Segment, Tokens
+from inlay.media.tiles import Canvas, ChunkTiles, Lines, Split
+from inlay.messages.prompt import DTYPE_SIZES, Buffer, Media, RowField, Rows, Segment, Tokens
 from inlay.tensors import Tensor, to_rows
 from inlay.tensors.integers import MAX_BYTES, read_integers
 
@@ -176,7 +176,7 @@ def embeds_segments(
     return _segments(laid, _split(checked, hidden_size, fields, spec.atomic))
 
 
-def _positions(spec: MediaSpec, laid: Layout, kind: Kind) -> tuple[Field, ...]:
+def _positions(spec: MediaSpec, laid: Layout, kind: Kind) -> tuple[RowField, ...]:
     if spec.mrope and kind == "audio":
         return (line_field(laid.rows),)
     if laid.grid is None or not isinstance(spec.image, PatchGrid):
@@ -185,7 +185,7 @@ def _positions(spec: MediaSpec, laid: Layout, kind: Kind) -> tuple[Field, ...]:
     return (grid_field(lines // spec.image.merge, columns // spec.image.merge, times),)
 
 
-def _split(whole: Rows, hidden: int, fields: tuple[Field, ...], atomic: bool) -> Rows:
+def _split(whole: Rows, hidden: int, fields: tuple[RowField, ...], atomic: bool) -> Rows:
     """Rows with their inner features, one after the other, to a bundle."""
     levels = whole.shape[1] // hidden
     if levels == 1:
@@ -195,7 +195,7 @@ def _split(whole: Rows, hidden: int, fields: tuple[Field, ...], atomic: bool) ->
     shape = (len(whole), hidden)
     buffers = [Buffer(np.ascontiguousarray(parts[:, level]).data) for level in range(levels)]
     inner = tuple(
-        Field(f"deepstack.{level}", buffer, whole.dtype, shape)
+        RowField(f"deepstack.{level}", buffer, whole.dtype, shape)
         for level, buffer in enumerate(buffers[1:])
     )
     return Rows(buffers[0], whole.dtype, shape, (*fields, *inner), atomic)
@@ -219,7 +219,7 @@ def _image(geometry: ImageGeometry | None, rows: int, grid: Grid | None) -> Layo
         raise InvalidRequestError("this model takes no image_embeds")
     if isinstance(geometry, PatchGrid):
         return _patch_grid(geometry, rows, grid)
-    if isinstance(geometry, Lines | Split | Chunks):
+    if isinstance(geometry, Lines | Split | ChunkTiles):
         return _arranged(geometry, rows, grid)
     if grid is not None:
         raise InvalidRequestError(f"image_embeds of this model take no {GRID}", param=GRID)
@@ -262,7 +262,7 @@ def _patch_grid(geometry: PatchGrid, rows: int, grid: Grid | None) -> Layout:
     return layout_of([rows], (lines * geometry.patch, columns * geometry.patch), grid)
 
 
-def _arranged(geometry: Lines | Split | Chunks, rows: int, grid: Grid | None) -> Layout:
+def _arranged(geometry: Lines | Split | ChunkTiles, rows: int, grid: Grid | None) -> Layout:
     """The layout of rows that tokens stand between."""
     parts = "rows" if isinstance(geometry, Lines) else "tiles"
     if grid is None:
@@ -278,7 +278,7 @@ def _arranged(geometry: Lines | Split | Chunks, rows: int, grid: Grid | None) ->
         fits = lines <= most[0] and columns <= most[1]
         wanted, bound = tiles, f"at most {most[0]} lines of {most[1]} rows"
     else:
-        most_tiles = geometry.max_tiles if isinstance(geometry, Chunks) else geometry.most_tiles
+        most_tiles = geometry.max_tiles if isinstance(geometry, ChunkTiles) else geometry.most_tiles
         fits, bound = tiles <= most_tiles, f"at most {most_tiles} tiles"
         wanted = (tiles + (tiles > 1)) * geometry.rows
     if times != 1 or not fits:

@@ -9,7 +9,7 @@ from inlay.base.errors import InvalidRequestError
 from inlay.media.geometry import AnyResolution, FixedSize, PatchGrid
 from inlay.media.model_files import ModelFiles, Section
 from inlay.media.spec import ImageGeometry, MediaSpec, Placeholder
-from inlay.media.tiles import SPLIT_MAX_SIDE, Canvas, Chunks, Lines, Pooled, Split
+from inlay.media.tiles import SPLIT_MAX_SIDE, Canvas, ChunkTiles, Lines, Pooled, Split
 
 
 def placeholder_of(files: ModelFiles, default: str, *, key: str = "image_token") -> Placeholder:
@@ -275,7 +275,7 @@ def _llama4(files: ModelFiles) -> MediaSpec:
     if tile != width:
         raise InvalidRequestError(f"tiles of Llama 4 are square, got {width} x {tile} pixels")
     ratio = files.processor.number("pixel_shuffle_ratio", 0.5)
-    geometry = Chunks(
+    geometry = ChunkTiles(
         tile=tile,
         rows=(tile // _patch(files)) ** 2 // round(1 / ratio**2),
         max_tiles=_few(settings, "max_patches"),

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay.base.errors import InvalidRequestError
-from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows
+from inlay.messages.prompt import Buffer, Media, Prompt, RowField, Rows
 
 Positions: TypeAlias = npt.NDArray[np.int32]
 """(3, positions): time, height, width."""
@@ -113,12 +113,12 @@ def grid_positions(
     )
 
 
-def grid_field(lines: int, columns: int, times: int = 1) -> Field:
+def grid_field(lines: int, columns: int, times: int = 1) -> RowField:
     """The bundle field of the rows of a whole item that a client made."""
     return _field(grid_positions(lines, columns, times))
 
 
-def line_field(rows: int) -> Field:
+def line_field(rows: int) -> RowField:
     """The bundle field of the rows of a sound that a client made: they count as tokens do."""
     return _field(np.tile(np.arange(rows, dtype=np.int32), (3, 1)))
 
@@ -146,9 +146,9 @@ def merged(grid: tuple[int, int, int], rows: int) -> tuple[int, int, int]:
     return times, lines // merge, columns // merge
 
 
-def _field(positions: Positions) -> Field:
+def _field(positions: Positions) -> RowField:
     index = np.ascontiguousarray(positions.T.astype("<i4"))
-    return Field(GRID_FIELD, Buffer(index.tobytes()), "int32", (len(index), 3))
+    return RowField(GRID_FIELD, Buffer(index.tobytes()), "int32", (len(index), 3))
 
 
 def _grid(segment: object) -> Positions | None:

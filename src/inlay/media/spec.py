@@ -9,7 +9,7 @@ from inlay.base.errors import InvalidRequestError
 from inlay.media.audio import AudioGeometry, AudioHeader
 from inlay.media.frames import VideoHeader, read_video_header
 from inlay.media.geometry import MAX_PIXELS, AnyResolution, FixedSize, Layout, PatchGrid
-from inlay.media.tiles import Canvas, Chunks, Lines, Pooled, Split
+from inlay.media.tiles import Canvas, ChunkTiles, Lines, Pooled, Split
 from inlay.media.video import Encode, FrameGrid, VideoLayout
 from inlay.messages.prompt import Buffer, Media, Segment, Tokens
 
@@ -22,7 +22,7 @@ NAMED = {"image": "an image", "audio": "audio", "video": "a video"}
 """One item of each kind, in messages."""
 
 ImageGeometry: TypeAlias = (
-    FixedSize | AnyResolution | PatchGrid | Canvas | Lines | Split | Chunks | Pooled
+    FixedSize | AnyResolution | PatchGrid | Canvas | Lines | Split | ChunkTiles | Pooled
 )
 """Every kind of layout of an image."""
 

@@ -222,7 +222,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True, tag="split"):
         return {"do_image_splitting": self.cut}
 
 
-class Chunks(msgspec.Struct, frozen=True, kw_only=True, tag="chunks"):
+class ChunkTiles(msgspec.Struct, frozen=True, kw_only=True, tag="chunks"):
     """An image is put on the canvas of square tiles that shrinks it least; then a small view of it.
 
     Family: Llama 4.
@@ -288,7 +288,7 @@ class Chunks(msgspec.Struct, frozen=True, kw_only=True, tag="chunks"):
                     by_shape.setdefault(lines / columns, []).append((lines, columns))
         return (canvas for canvases in by_shape.values() for canvas in canvases)
 
-    def low(self) -> "Chunks":
+    def low(self) -> "ChunkTiles":
         """One tile."""
         return msgspec.structs.replace(self, max_tiles=1)
 

@@ -87,23 +87,23 @@ class Draining(msgspec.Struct, frozen=True, tag="drain"):
     requests: int
 
 
-class Command(msgspec.Struct, Generic[R_co], frozen=True, array_like=True):
+class WorkerCommand(msgspec.Struct, Generic[R_co], frozen=True, array_like=True):
     """A command whose reply is an `R_co`."""
 
 
-class ResetPrefixCache(Command[CacheReset], frozen=True, tag="reset_prefix_cache"):
+class ResetPrefixCache(WorkerCommand[CacheReset], frozen=True, tag="reset_prefix_cache"):
     """Evict every cached block that no running request uses."""
 
 
-class ProbeEngine(Command[Probed], frozen=True, tag="probe"):
+class ProbeEngine(WorkerCommand[Probed], frozen=True, tag="probe"):
     """Run one token through the model."""
 
 
-class ReadStats(Command[Stats], frozen=True, tag="stats"):
+class ReadStats(WorkerCommand[Stats], frozen=True, tag="stats"):
     """Read the engine's counters."""
 
 
-class LoadAdapter(Command[AdapterLoaded], frozen=True, tag="load_adapter"):
+class LoadAdapter(WorkerCommand[AdapterLoaded], frozen=True, tag="load_adapter"):
     """Load an adapter.
 
     Attributes:
@@ -130,7 +130,7 @@ class LoadAdapter(Command[AdapterLoaded], frozen=True, tag="load_adapter"):
         return mine == (other.name, other.path, other.sha256)
 
 
-class UnloadAdapter(Command[AdapterUnloaded], frozen=True, tag="unload_adapter"):
+class UnloadAdapter(WorkerCommand[AdapterUnloaded], frozen=True, tag="unload_adapter"):
     """Unload an adapter.
 
     Attributes:
@@ -143,11 +143,11 @@ class UnloadAdapter(Command[AdapterUnloaded], frozen=True, tag="unload_adapter")
     drain_seconds: float | None = None
 
 
-class ListAdapters(Command[AdapterStatuses], frozen=True, tag="list_adapters"):
+class ListAdapters(WorkerCommand[AdapterStatuses], frozen=True, tag="list_adapters"):
     """Say which adapters there are."""
 
 
-class Sleep(Command[Slept], frozen=True, tag="sleep"):
+class Sleep(WorkerCommand[Slept], frozen=True, tag="sleep"):
     """Take no more requests, and release memory.
 
     Attributes:
@@ -162,13 +162,13 @@ class Sleep(Command[Slept], frozen=True, tag="sleep"):
     wait: float = 30.0
 
 
-class WakeUp(Command[Woken], frozen=True, tag="wake_up"):
+class WakeUp(WorkerCommand[Woken], frozen=True, tag="wake_up"):
     """Restore the parts in `tags`, "weights" and "kv_cache"; none means all."""
 
     tags: tuple[str, ...] = ()
 
 
-class Drain(Command[Draining], frozen=True, tag="drain"):
+class Drain(WorkerCommand[Draining], frozen=True, tag="drain"):
     """Take no more requests.
 
     Attributes:
@@ -205,12 +205,12 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
 
 
-def name_of(command: Command[object]) -> str:
+def name_of(command: WorkerCommand[object]) -> str:
     """The name of a command, as clients and logs see it."""
     return str(command.__struct_config__.tag)
 
 
-def encode(command: Command[object]) -> msgspec.Raw:
+def encode(command: WorkerCommand[object]) -> msgspec.Raw:
     """The command as a part of a message."""
     return msgspec.Raw(_encode(command))
 

@@ -7,7 +7,7 @@ from itertools import islice
 import msgspec
 
 from inlay.base.errors import OverloadedError
-from inlay.messages.request import Output, Payload, PromptLogprobs, Request, Usage
+from inlay.messages.request import EngineUsage, Output, Payload, PromptLogprobs, Request
 
 
 def pooled(request: Request, payloads: Sequence[Payload]) -> Output:
@@ -17,7 +17,7 @@ def pooled(request: Request, payloads: Sequence[Payload]) -> Output:
         request.attempt,
         0,
         finish_reason="stop",
-        usage=Usage(request.num_positions, 0),
+        usage=EngineUsage(request.num_positions, 0),
         payloads=tuple(payloads),
     )
 

@@ -78,7 +78,7 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
         return Tokens(self.ids[start:stop])
 
 
-class Field(msgspec.Struct, frozen=True, array_like=True):
+class RowField(msgspec.Struct, frozen=True, array_like=True):
     """One named tensor that belongs to rows: positions, inner-layer features.
 
     `shape[0]` equals their number.
@@ -89,10 +89,10 @@ class Field(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
 
-    def slice(self, start: int, stop: int) -> "Field":
+    def slice(self, start: int, stop: int) -> "RowField":
         """The part of rows `start` to `stop`, sharing memory."""
         stride = len(self.data) // self.shape[0]
-        return Field(
+        return RowField(
             self.name,
             self.data.slice(start * stride, stop * stride),
             self.dtype,
@@ -117,7 +117,7 @@ class Rows(msgspec.Struct, frozen=True, tag="rows", array_like=True):
     data: Buffer
     dtype: str
     shape: tuple[int, int]
-    bundle: tuple[Field, ...] = ()
+    bundle: tuple[RowField, ...] = ()
     atomic: bool = False
     digests: bytes | None = None
 

@@ -397,7 +397,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
         return len(self.ranks) // 4
 
 
-class Usage(msgspec.Struct, frozen=True, array_like=True):
+class EngineUsage(msgspec.Struct, frozen=True, array_like=True):
     """Positions counted by the engine.
 
     `cached_tokens` of the prompt came from the prefix cache. `queued_seconds` is how long the
@@ -458,7 +458,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    usage: Usage | None = None
+    usage: EngineUsage | None = None
     error: ErrorFrame | None = None
     prompt_logprobs: PromptLogprobs | None = None
     payloads: tuple[Payload, ...] = ()

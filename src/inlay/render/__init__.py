@@ -17,7 +17,7 @@ Invariants:
 - Templates run in a sandbox, bounded in time and size.
 """
 
-from inlay.render.conversation import NO_MEDIA, ChatMedia, Shown
+from inlay.render.conversation import NO_MEDIA, ChatMedia, MediaForm
 from inlay.render.detokenizer import Detokenizer
 from inlay.render.ends import End, Side
 from inlay.render.output import (
@@ -28,8 +28,8 @@ from inlay.render.output import (
     OutputFormat,
     OutputParser,
     ParsedOutput,
-    ReasoningDelta,
     ReasoningIds,
+    ReasoningPiece,
     ToolCallDelta,
 )
 from inlay.render.renderer import Renderer
@@ -43,14 +43,14 @@ __all__ = [
     "ContentDelta",
     "Detokenizer",
     "End",
+    "MediaForm",
     "OutputDelta",
     "OutputFormat",
     "OutputParser",
     "ParsedOutput",
-    "ReasoningDelta",
     "ReasoningIds",
+    "ReasoningPiece",
     "Renderer",
-    "Shown",
     "Side",
     "StopMatcher",
     "StopStrings",

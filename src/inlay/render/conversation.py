@@ -18,7 +18,7 @@ MEDIA = ("image", "audio", "video")
 """Types of the parts that stand for media."""
 
 
-class Shown(NamedTuple):
+class MediaForm(NamedTuple):
     """The form in which a model's chats show items of one kind.
 
     Attributes:
@@ -43,7 +43,7 @@ class ChatMedia(NamedTuple):
     """
 
     segments: Sequence[Sequence[Segment]]
-    shown: Sequence[Shown]
+    shown: Sequence[MediaForm]
 
 
 NO_MEDIA = ChatMedia((), ())

@@ -39,7 +39,7 @@ _AT_WORDS, _AT_ANY = 4, 6
 """Places that are tried near the end of a piece: between words, and any."""
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A piece of a text; `end` is where the next one begins, maybe beyond a space between them."""
 
     text: str
@@ -51,7 +51,7 @@ def memory_for(*texts: str) -> AbstractContextManager[None]:
     return reserved(MEMORY_OF_A_CHARACTER * sum(map(len, texts)))
 
 
-def pieces_of(encode: Encode, text: str) -> Iterator[Piece]:
+def pieces_of(encode: Encode, text: str) -> Iterator[TextPiece]:
     """Yield the pieces of a text, whose ids one after the other are the text's.
 
     Args:
@@ -68,7 +68,7 @@ def pieces_of(encode: Encode, text: str) -> Iterator[Piece]:
         if cut is None:
             break
         at, following = cut
-        yield Piece(text[start:at], following)
+        yield TextPiece(text[start:at], following)
         start = following
     if len(text) - start > UNSPLIT:
         raise InvalidRequestError(
@@ -76,7 +76,7 @@ def pieces_of(encode: Encode, text: str) -> Iterator[Piece]:
             f"model's tokenizer splits them, from character {start} on; allowed: {UNSPLIT}",
             param="prompt",
         )
-    yield Piece(text[start:], len(text))
+    yield TextPiece(text[start:], len(text))
 
 
 def encode_long(encode: Encode, text: str, limit: int | None = None) -> list[int]:

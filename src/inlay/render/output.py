@@ -22,7 +22,7 @@ class ContentDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
+class ReasoningPiece(msgspec.Struct, frozen=True, gc=False):
     """A piece of the reasoning before the answer."""
 
     text: str
@@ -44,7 +44,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     arguments: str
 
 
-OutputDelta: TypeAlias = ContentDelta | ReasoningDelta | ToolCallDelta
+OutputDelta: TypeAlias = ContentDelta | ReasoningPiece | ToolCallDelta
 
 
 class OutputParser(Protocol):
@@ -135,7 +135,7 @@ class ParsedOutput:
         for delta in deltas:
             if isinstance(delta, ContentDelta):
                 content.append(delta.text)
-            elif isinstance(delta, ReasoningDelta):
+            elif isinstance(delta, ReasoningPiece):
                 reasoning.append(delta.text)
             else:
                 calls.setdefault(delta.index, []).append(delta)

@@ -22,8 +22,8 @@ from inlay.render.turns import (
     CALL_ID,
     PROBE_TOOLS,
     Content,
-    Form,
     Holds,
+    TurnForm,
     Written,
     forms,
     probe,
@@ -142,7 +142,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._compiled: jinja2.Template | None = None
         self._reads: dict[str, Reads] = {}
-        self._forms: dict[tuple[Holds, bool], Form | None] = {}
+        self._forms: dict[tuple[Holds, bool], TurnForm | None] = {}
         self._media_parts: dict[tuple[str, str, str], Mapping[str, str] | None] = {}
         self._variables: frozenset[str] | None = None
 
@@ -269,7 +269,7 @@ class ChatTemplate:
             return False
         return text.count(placeholder) == 1 and placeholder not in without
 
-    def form_of(self, holds: Holds, *, tools: bool = False) -> Form | None:
+    def form_of(self, holds: Holds, *, tools: bool = False) -> TurnForm | None:
         """Return the form of a turn of the assistant that the template writes whole.
 
         Found by rendering a probe, as `reads`, with tools or without: some templates write calls
@@ -283,10 +283,12 @@ class ChatTemplate:
             self._forms[key] = self._find_form(holds, PROBE_TOOLS if tools else None)
         return self._forms[key]
 
-    def _find_form(self, holds: Holds, tools: Sequence[Mapping[str, Any]] | None) -> Form | None:
+    def _find_form(
+        self, holds: Holds, tools: Sequence[Mapping[str, Any]] | None
+    ) -> TurnForm | None:
         say = self.reads("assistant").say
         turn = probe(holds, say)
-        best: tuple[Written, Form] | None = None
+        best: tuple[Written, TurnForm] | None = None
         lost = False
         for form in forms(holds):
             text = self._tried([_OTHER, *form.say(turn, say)], tools)

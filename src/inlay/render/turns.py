@@ -30,7 +30,7 @@ class Holds(NamedTuple):
         return cls(bool(turn.get("reasoning")), bool(turn.get("content")), calls)
 
 
-class Form(NamedTuple):
+class TurnForm(NamedTuple):
     """A way to say a turn to a template.
 
     Attributes:
@@ -166,11 +166,11 @@ def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return joined
 
 
-AS_IT_IS = Form(name_reasoning, _call_together)
+AS_IT_IS = TurnForm(name_reasoning, _call_together)
 """The form of a turn that no template has to be asked about."""
 
 
-def forms(holds: Holds) -> Iterator[Form]:
+def forms(holds: Holds) -> Iterator[TurnForm]:
     """Yield the forms of a turn, the most faithful first."""
     beside = holds.reasoning or holds.text
     think = [name_reasoning]
@@ -178,10 +178,10 @@ def forms(holds: Holds) -> Iterator[Form]:
         think.append(_think_in_content)
         think += [_think_aloud] if holds.calls and holds.text else []
     if not holds.calls:
-        yield from (Form(each, _call_together) for each in think)
+        yield from (TurnForm(each, _call_together) for each in think)
         if not holds.text:
             # Mistral's newer templates refuse an empty text of the assistant.
-            yield Form(name_reasoning, _call_together, blank=" ")
+            yield TurnForm(name_reasoning, _call_together, blank=" ")
         return
     call = [_call_together]
     call += [_call_each] if holds.calls > 1 else []
@@ -189,8 +189,8 @@ def forms(holds: Holds) -> Iterator[Form]:
     call += [_call_each_behind] if beside and holds.calls > 1 else []
     # Templates may ask whether content is None before they write calls; others print the None.
     absent: list[dict[str, Any]] = [{}, {"content": None}, {"content": ""}]
-    yield from (Form(*each) for each in product(think, call, absent))
-    yield from (Form(each, _call_aloud) for each in think[:2])
+    yield from (TurnForm(*each) for each in product(think, call, absent))
+    yield from (TurnForm(each, _call_aloud) for each in think[:2])
 
 
 _THOUGHT, _TEXT = 'idea\n"one"', 'words\n"two"'
@@ -247,7 +247,7 @@ class Written(NamedTuple):
     thoughtless: bool
 
     @classmethod
-    def of(cls, text: str, holds: Holds, form: Form) -> "Written | None":
+    def of(cls, text: str, holds: Holds, form: TurnForm) -> "Written | None":
         """Return what is said of the probe in `text`; None if a word is lost, or out of place."""
         thoughts = text.count(_THOUGHT)
         if not thoughts and form.think is not AS_IT_IS.think:

@@ -14,7 +14,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-class Ticket(Generic[L, P, R]):
+class QueueTicket(Generic[L, P, R]):
     """Requests that wait together.
 
     Attributes:
@@ -58,7 +58,7 @@ class AdmissionQueue(Generic[L, P, R]):
     def __init__(self, size: int) -> None:
         self.num_requests = 0
         self._size = size
-        self._lines: dict[L, FairQueue[Ticket[L, P, R]]] = {}
+        self._lines: dict[L, FairQueue[QueueTicket[L, P, R]]] = {}
         self._requests_of: Counter[str | None] = Counter()
         self._requests_in: Counter[L] = Counter()
         self._numbers = count()
@@ -94,41 +94,41 @@ class AdmissionQueue(Generic[L, P, R]):
                 retry_after=retry_after,
             )
 
-    def push(self, ticket: Ticket[L, P, R]) -> None:
+    def push(self, ticket: QueueTicket[L, P, R]) -> None:
         """Add a ticket."""
         ticket.number, ticket.waits = next(self._numbers), True
         line = self._lines.setdefault(ticket.line, FairQueue())
         line.push(ticket, ticket.client, ticket.priority)
         self._count(ticket, ticket.num_requests)
 
-    def next(self, stuck: Collection[L]) -> Ticket[L, P, R] | None:
+    def next(self, stuck: Collection[L]) -> QueueTicket[L, P, R] | None:
         """Return the ticket whose turn it is, in lines that are not stuck; None without one."""
         heads = [line.first() for key, line in self._lines.items() if key not in stuck]
         return min(heads, key=lambda head: (head.priority, head.number), default=None)
 
-    def next_of(self, client: str | None, stuck: Collection[L]) -> Ticket[L, P, R] | None:
+    def next_of(self, client: str | None, stuck: Collection[L]) -> QueueTicket[L, P, R] | None:
         """Return a client's first ticket in a line that is not stuck; None without one."""
         firsts = (line.first_of(client) for key, line in self._lines.items() if key not in stuck)
         return next((first for first in firsts if first is not None), None)
 
-    def take(self, ticket: Ticket[L, P, R]) -> None:
+    def take(self, ticket: QueueTicket[L, P, R]) -> None:
         """Remove the ticket whose turn it is: its client's next turn is after the others'."""
         self._lines[ticket.line].take()
         self._left(ticket)
 
-    def remove(self, ticket: Ticket[L, P, R]) -> None:
+    def remove(self, ticket: QueueTicket[L, P, R]) -> None:
         """Remove a ticket, if it waits."""
         if ticket.waits:
             self._lines[ticket.line].remove(ticket, ticket.client, ticket.priority)
             self._left(ticket)
 
-    def _left(self, ticket: Ticket[L, P, R]) -> None:
+    def _left(self, ticket: QueueTicket[L, P, R]) -> None:
         ticket.waits = False
         if not self._lines[ticket.line]:
             del self._lines[ticket.line]
         self._count(ticket, -ticket.num_requests)
 
-    def _count(self, ticket: Ticket[L, P, R], change: int) -> None:
+    def _count(self, ticket: QueueTicket[L, P, R], change: int) -> None:
         self.num_requests += change
         self._requests_of[ticket.client] += change
         self._requests_in[ticket.line] += change

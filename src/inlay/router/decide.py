@@ -12,7 +12,7 @@ from inlay.messages.request import PAGES, Source
 from inlay.router import terms
 from inlay.router.index import Keys
 from inlay.router.snapshot import EncodeWorker, Positions, Snapshot
-from inlay.router.terms import Prompt, rendezvous_hash
+from inlay.router.terms import PromptBySeat, rendezvous_hash
 
 MAX_HOLDERS = 2
 """Workers that are named for the pages of one prompt."""
@@ -218,7 +218,7 @@ def _within_share(view: Snapshot, ask: Ask, seats: Positions) -> Positions:
     return within
 
 
-def _part(view: Snapshot, ask: Ask, seat: int, prompt: Prompt) -> Part:
+def _part(view: Snapshot, ask: Ask, seat: int, prompt: PromptBySeat) -> Part:
     work = prompt.length - int(prompt.spared[seat])
     if prompt.cached is None:
         return _with_sources(view, ask, Part(seat, 0, work))

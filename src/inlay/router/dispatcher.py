@@ -13,14 +13,14 @@ from inlay.messages.priority import BACKGROUND
 from inlay.messages.prompt import Media, Prompt
 from inlay.messages.request import Diffusion, Request, Task
 from inlay.messages.routing import routing_chain
-from inlay.router.admission_queue import AdmissionQueue, Ticket
+from inlay.router.admission_queue import AdmissionQueue, QueueTicket
 from inlay.router.background import SECONDS
 from inlay.router.decide import Ask, Refuse, Wait, decide
 from inlay.router.fleet import Fleet
 from inlay.router.handover import is_divisible
 from inlay.router.index import Keys, keys_of
 from inlay.router.resume import ResumingStream
-from inlay.router.sending import GoneError, Order, Sender, Sent, Started, cancel
+from inlay.router.sending import Attempt, GoneError, Order, Sender, Started, cancel
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool, PoolKey
 from inlay.transport.api import Worker
@@ -31,7 +31,7 @@ _REMEMBERED_SECONDS = 10.0
 _LONGEST_RETRY = 60.0
 
 
-class Line(NamedTuple):
+class WaitingLine(NamedTuple):
     """Key of requests that wait for the same workers."""
 
     pool: PoolKey
@@ -39,7 +39,7 @@ class Line(NamedTuple):
     rows: bool
 
 
-_Ticket: TypeAlias = Ticket[Line, Order, list[Started]]
+_Ticket: TypeAlias = QueueTicket[WaitingLine, Order, list[Started]]
 
 
 class Dispatcher:
@@ -73,7 +73,7 @@ class Dispatcher:
         self._sender = Sender(fleet, self._released, clock)
         self.stats = self._sender.stats
         self._equivalent_workers = equivalent_workers
-        self.waiting: AdmissionQueue[Line, Order, list[Started]] = AdmissionQueue(
+        self.waiting: AdmissionQueue[WaitingLine, Order, list[Started]] = AdmissionQueue(
             settings.router_queue_size
         )
         self._fleet = fleet
@@ -122,7 +122,7 @@ class Dispatcher:
 
     def send_again(
         self, workers: Sequence[Worker], request: Request, holder: ModelCard | None
-    ) -> Sent:
+    ) -> Attempt:
         """Send a further attempt to one of some workers, without waiting: it has had its turn.
 
         `holder` is of the worker that has the pages of the attempt before.
@@ -170,16 +170,16 @@ class Dispatcher:
             return line in self.waiting.requests_in
         return self.waiting.waits(line, first.client)
 
-    def _line(self, order: Order) -> Line:
+    def _line(self, order: Order) -> WaitingLine:
         first = order.requests[0]
         rows = self._fleet.of(order.pool).differ_in_rows and first.has_embeds
-        return Line(order.pool, first.adapter, rows)
+        return WaitingLine(order.pool, first.adapter, rows)
 
     async def _wait(self, order: Order, *, admitted: bool) -> list[Started]:
         first, number = order.requests[0], len(order.requests)
         if not admitted:
             self.waiting.check(number, first.client, self.retry_after())
-        ticket: _Ticket = Ticket(
+        ticket: _Ticket = QueueTicket(
             self._line(order),
             order,
             num_requests=number,
@@ -260,7 +260,7 @@ class Dispatcher:
             return
         self._marked = False
         freed, self._freed = self._freed, {}
-        stuck = set[Line]()
+        stuck = set[WaitingLine]()
         while (ticket := self.waiting.next(stuck)) is not None:
             if not self._settle(ticket):
                 stuck.add(ticket.line)

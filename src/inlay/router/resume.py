@@ -26,10 +26,10 @@ from inlay.base.errors import (
 from inlay.messages.card import ModelCard
 from inlay.messages.edges import NONE_WANTED, Fetch, PayloadLease
 from inlay.messages.outputs import coalesce, drop_known, trim_to_offset
-from inlay.messages.request import Output, PromptLogprobs, Request, Sampling, Task, Usage
+from inlay.messages.request import EngineUsage, Output, PromptLogprobs, Request, Sampling, Task
 from inlay.messages.resuming import non_resumable_features, remaining_request
 from inlay.router.handover import with_partners
-from inlay.router.sending import GivenUpError, Handover, Sent
+from inlay.router.sending import Attempt, GivenUpError, Handover
 from inlay.transport.api import Worker
 from inlay.transport.output_queue import OutputQueue, TakeOutput
 
@@ -61,7 +61,7 @@ class SendsAgain(Protocol):
 
     def send_again(
         self, workers: Sequence[Worker], request: Request, holder: ModelCard | None
-    ) -> Sent: ...
+    ) -> Attempt: ...
 
 
 class ResumingStream:
@@ -87,7 +87,7 @@ class ResumingStream:
     def __init__(
         self,
         request: Request,
-        sent: Sent,
+        sent: Attempt,
         sender: SendsAgain,
         handover: Handover | None,
         failed_on: set[str],
@@ -294,7 +294,7 @@ class ResumingStream:
         self._told = max(self._told, scores.start + len(scores))
         return rest
 
-    def _as_first(self, usage: Usage) -> Usage:
+    def _as_first(self, usage: EngineUsage) -> EngineUsage:
         """Set the cached tokens to those of the first attempt: later ones also count its output."""
         if self._cached is None:
             self._cached = usage.cached_tokens

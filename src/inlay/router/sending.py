@@ -163,7 +163,7 @@ class GivenUpError(OverloadedError):
     """The worker gave the request up by itself; it still has its pages."""
 
 
-class Sent:
+class Attempt:
     """One attempt: a worker, what it answers, and the load that it adds there until it ends.
 
     A prefill worker may have the prompt at the same time; the other's tokens are all that is shown.
@@ -181,15 +181,15 @@ class Sent:
         self.stream = stream
         self.load = load
         self.failure: InlayError | None = None
-        self._prompt: Sent | None = None
+        self._prompt: Attempt | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    def add_prompt(self, prompt: "Sent") -> None:
+    def add_prompt(self, prompt: "Attempt") -> None:
         """A prefill worker has the prompt: the attempt ends with that part's failure."""
         self._prompt = prompt
         self._reading = asyncio.create_task(self._read(prompt))
 
-    async def _read(self, prompt: "Sent") -> None:
+    async def _read(self, prompt: "Attempt") -> None:
         try:
             async for outputs in prompt.stream:
                 prompt.load.take(outputs)
@@ -297,7 +297,7 @@ class Started(NamedTuple):
     """A request as it was sent, what it answers, and where it goes on after its prompt."""
 
     request: Request
-    sent: Sent
+    sent: Attempt
     handover: Handover | None = None
 
     def cancel(self) -> None:
@@ -448,7 +448,7 @@ class Sender:
                     first_token=None if part.encoding else measured,
                     background=request.priority >= BACKGROUND, clock=self._clock,
                 )  # fmt: skip
-                started.append(Started(request, Sent(member.worker, stream, booking)))
+                started.append(Started(request, Attempt(member.worker, stream, booking)))
         except BaseException:
             cancel(started)
             raise

@@ -52,7 +52,7 @@ def content_of(card: ModelCard, adapter: str) -> str | None:
     return next((known.content_id for known in card.adapters if known.name == adapter), None)
 
 
-class StoreTiers(NamedTuple):
+class TierView(NamedTuple):
     """Tiers behind the workers' caches whose pages have so many blocks.
 
     Attributes:
@@ -144,7 +144,7 @@ class Snapshot(NamedTuple):
     gives: Flags
     kv_index: KvIndex
     holders: Positions
-    tiers: Sequence[StoreTiers]
+    tiers: Sequence[TierView]
     encoders: Encoders
     price: float
     last: int
@@ -321,7 +321,7 @@ class Pool:
                 price = unmeasured if tier.price is None else tier.price
                 found.setdefault(blocks, []).append((seat, tier.holder, price))
         tiers = [
-            StoreTiers(
+            TierView(
                 blocks,
                 _numbers(seat for seat, _, _ in some),
                 _numbers(holder for _, holder, _ in some),

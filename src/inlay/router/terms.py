@@ -22,7 +22,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 """Multipliers of the finisher of splitmix64."""
 
 
-class Prompt(NamedTuple):
+class PromptBySeat(NamedTuple):
     """A prompt at each worker of a view.
 
     Attributes:
@@ -37,10 +37,10 @@ class Prompt(NamedTuple):
     spared: Positions
 
 
-def prompt_at(view: Snapshot, length: int, keys: Keys | None) -> Prompt:
+def prompt_at(view: Snapshot, length: int, keys: Keys | None) -> PromptBySeat:
     """Look up a prompt in the workers' caches: the terms `prefix` and `fetch`."""
     if keys is None:
-        return Prompt(length, None, np.zeros(len(view.members), np.int64))
+        return PromptBySeat(length, None, np.zeros(len(view.members), np.int64))
     blocks = view.kv_index.overlap(keys)[view.holders].max(axis=0)
     cached: Positions = blocks.astype(np.int64) * BLOCK_SIZE
     spared, gain = cached, 1 - view.price
@@ -57,7 +57,7 @@ def prompt_at(view: Snapshot, length: int, keys: Keys | None) -> Prompt:
         more = np.maximum(pages.astype(np.int64) * tiers.blocks * BLOCK_SIZE - here, 0)
         gained = np.maximum(1 - tiers.prices, 0) * more
         np.maximum.at(spared, tiers.seats, here + gained.astype(np.int64))
-    return Prompt(length, cached, spared)
+    return PromptBySeat(length, cached, spared)
 
 
 def load(view: Snapshot, seats: Positions, prefill: Positions) -> Costs:
@@ -69,7 +69,7 @@ def load(view: Snapshot, seats: Positions, prefill: Positions) -> Costs:
     )
 
 
-class Pairs(NamedTuple):
+class RoomPairs(NamedTuple):
     """Decode workers that meet a prefill worker in a room, and what each pair has.
 
     Attributes:
@@ -86,10 +86,10 @@ class Pairs(NamedTuple):
     spared: Positions
 
 
-def pairs(view: Snapshot, seats: Positions, spared: Positions) -> Pairs:
+def pairs(view: Snapshot, seats: Positions, spared: Positions) -> RoomPairs:
     """Give each decode worker the prefill worker of its form that has to compute least."""
     if not view.has_rooms:
-        return Pairs(seats, {}, view.prefill, spared)
+        return RoomPairs(seats, {}, view.prefill, spared)
     kinds, partners, costs = view.room_kind[seats], dict[int, int](), view.prefill - spared
     for kind in np.unique(kinds[kinds > 0]).tolist():
         compatible = seats[kinds == kind]
@@ -101,10 +101,10 @@ def pairs(view: Snapshot, seats: Positions, spared: Positions) -> Pairs:
     decode, prefill = list(partners), list(partners.values())
     computing, saved = view.prefill.copy(), spared.copy()
     computing[decode], saved[decode] = computing[prefill], saved[prefill]
-    return Pairs(seats[(kinds == 0) | np.isin(seats, decode)], partners, computing, saved)
+    return RoomPairs(seats[(kinds == 0) | np.isin(seats, decode)], partners, computing, saved)
 
 
-def taking_whole(view: Snapshot, seats: Positions, prompt: Prompt) -> Positions:
+def taking_whole(view: Snapshot, seats: Positions, prompt: PromptBySeat) -> Positions:
     """Return those of some seats, prefill workers or others, that are to take a whole request.
 
     All of them where a prompt costs more to fetch than the requests that it would delay: kept
@@ -123,7 +123,7 @@ def taking_whole(view: Snapshot, seats: Positions, prompt: Prompt) -> Positions:
     return seats[prefills if overflows else ~prefills]
 
 
-def prefiller(view: Snapshot, seat: int, seats: Positions, prompt: Prompt) -> int | None:
+def prefiller(view: Snapshot, seat: int, seats: Positions, prompt: PromptBySeat) -> int | None:
     """Return the seat that is to compute a prompt for the worker at `seat`, if any is.
 
     Computed there, the prompt waits for the prompts before it, and, at a decode worker, delays
@@ -158,7 +158,7 @@ def cheapest(costs: Costs, draw: float) -> int:
     return int(best[0]) if len(best) == 1 else int(best[int(draw * len(best))])
 
 
-def of_policy(view: Snapshot, seats: Positions, paired: Pairs) -> int:
+def of_policy(view: Snapshot, seats: Positions, paired: RoomPairs) -> int:
     """Return one of several seats by the router's policy.
 
     `kv` is the one where the request costs least: its load, and of this prompt what it has to

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from inlay.base.lazy import exported
 
 if TYPE_CHECKING:
-    from inlay.store.entry import Picture, StoredPrompt, StoreStats, Target
+    from inlay.store.entry import NewImage, StoredPrompt, StoreStats, Target
     from inlay.store.prompts import LocalStoredPrompts, StoredPrompts
     from inlay.store.secret import load_secret, read_key
     from inlay.store.settings import FleetStoreSettings, StoreSettings
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FleetStoreSettings",
     "LocalStoredPrompts",
-    "Picture",
+    "NewImage",
     "PromptStore",
     "StoreSettings",
     "StoreStats",
@@ -58,7 +58,7 @@ __getattr__ = exported(
     {
         "StoreStats": "entry",
         "StoredPrompt": "entry",
-        "Picture": "entry",
+        "NewImage": "entry",
         "Target": "entry",
         "LocalStoredPrompts": "prompts",
         "StoredPrompts": "prompts",

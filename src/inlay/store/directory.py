@@ -30,7 +30,7 @@ _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 
 
-class Found(msgspec.Struct, Generic[D], frozen=True):
+class FoundFile(msgspec.Struct, Generic[D], frozen=True):
     """A file that was there at the start.
 
     Attributes:
@@ -55,7 +55,7 @@ class Survey(msgspec.Struct, Generic[D]):
         locked: (file, last use) of those that are sealed with another key; left where they are.
     """
 
-    found: list[Found[D]] = msgspec.field(default_factory=list)
+    found: list[FoundFile[D]] = msgspec.field(default_factory=list)
     refused: list[StoredFile] = msgspec.field(default_factory=list)
     locked: list[tuple[StoredFile, float]] = msgspec.field(default_factory=list)
 
@@ -257,7 +257,7 @@ class Directory(Generic[D]):
         except OSError as error:
             _log.warning("the %s %s cannot be read: %s", self._noun, name, error.strerror)
         else:
-            survey.found.append(Found(file, header.description, status.st_mtime, pinned))
+            survey.found.append(FoundFile(file, header.description, status.st_mtime, pinned))
 
     def _unlink(self, name: str) -> None:
         with suppress(FileNotFoundError):

@@ -7,7 +7,7 @@ from functools import partial
 from inlay.base.errors import OverloadedError
 from inlay.messages.prompt import Buffer
 from inlay.store.background import Background
-from inlay.store.directory import Directory, Found
+from inlay.store.directory import Directory, FoundFile
 from inlay.store.entry import Description, Entry, StoredFile
 from inlay.store.file_format import DamagedFileError
 from inlay.store.index import StoreIndex
@@ -284,5 +284,5 @@ class DiskTier:
             self._directory.close()
 
 
-def _pinned_then_latest(found: Found[Description]) -> tuple[bool, float]:
+def _pinned_then_latest(found: FoundFile[Description]) -> tuple[bool, float]:
     return not found.pinned, -found.used_at

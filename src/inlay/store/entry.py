@@ -29,7 +29,7 @@ Kind: TypeAlias = Literal["embeds", "image"]
 """Kinds of stored prompts: a tensor of embeddings, or the file of an image."""
 
 
-class Picture(msgspec.Struct, frozen=True):
+class NewImage(msgspec.Struct, frozen=True):
     """An image to be stored.
 
     The file is kept, not its rows: it is smaller than they are, and the same for every model,
@@ -53,7 +53,7 @@ class Picture(msgspec.Struct, frozen=True):
         return self.height, self.width
 
 
-Content: TypeAlias = Tensor | Picture
+Content: TypeAlias = Tensor | NewImage
 """Contents of the store."""
 
 
@@ -167,7 +167,7 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     def of(cls, key: Key, content: Content) -> "Description":
         """Of a content that is to be found by `key`."""
         size = len(content.data)
-        if isinstance(content, Picture):
+        if isinstance(content, NewImage):
             return cls(*key, "", content.shape, content.format, None, size, "image")
         return cls(*key, content.dtype, content.shape, content.format, content.table_id, size)
 

@@ -40,7 +40,7 @@ _NO_KEY = bytes(8)
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Described(Protocol):
+class PayloadDescription(Protocol):
     """Description of a payload; a msgspec type."""
 
     @property
@@ -60,7 +60,7 @@ class FileKeys(Protocol):
         """8 bytes that tell two secrets apart and reveal neither."""
 
 
-D = TypeVar("D", bound=Described)
+D = TypeVar("D", bound=PayloadDescription)
 
 
 class DamagedFileError(Exception):

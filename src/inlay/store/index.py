@@ -24,7 +24,7 @@ LONGEST_WAIT = 60.0
 """Bound of `Retry-After` of a refused upload, in seconds."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of a store, in bytes as `cost` counts them, and lifetime of its prompts.
 
     Attributes:
@@ -55,7 +55,7 @@ class StoreIndex:
         expirations: entries removed because they were not used.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: StoreLimits) -> None:
         self.limits = limits
         self.memory_used = 0
         self.disk_used = 0

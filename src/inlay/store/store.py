@@ -31,7 +31,7 @@ from inlay.store.entry import (
     views,
 )
 from inlay.store.file_format import FileFormat
-from inlay.store.index import Limits, StoreIndex
+from inlay.store.index import StoreIndex, StoreLimits
 from inlay.store.names import Key, Names
 from inlay.store.sealing import FileSealer
 from inlay.store.tiers import StoreTiers
@@ -107,7 +107,7 @@ class PromptStore:
         self._closed = False
         self._hits = self._loads = self._misses = 0
         self._index = StoreIndex(
-            Limits(
+            StoreLimits(
                 memory_bytes=memory_bytes,
                 disk_bytes=disk_bytes,
                 ttl=ttl,

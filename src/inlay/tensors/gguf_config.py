@@ -93,14 +93,14 @@ class Architecture:
     model_type: str
     model_class: str
     layer: Mapping[str, tuple[str, str]]
-    own: "Callable[[Keys, Fields], Fields]"
+    own: "Callable[[GgufKeys, Fields], Fields]"
     biases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     keys: frozenset[str] = frozenset()
     paired_heads: bool = False
     shifted_norms: bool = False
 
 
-class Keys:
+class GgufKeys:
     """The metadata under an architecture's name."""
 
     def __init__(self, file: GgufFile, prefix: str) -> None:
@@ -139,16 +139,16 @@ class Keys:
         return InvalidRequestError(f"{self.file.path} cannot be served: {why}", param="model")
 
 
-def _plain(keys: Keys, config: Fields) -> Fields:
+def _plain(keys: GgufKeys, config: Fields) -> Fields:
     return {"hidden_act": "silu"}
 
 
-def _llama(keys: Keys, config: Fields) -> Fields:
+def _llama(keys: GgufKeys, config: Fields) -> Fields:
     has = "blk.0.attn_q.bias" in keys.file.tensors
     return {"hidden_act": "silu", "attention_bias": has, "mlp_bias": False}
 
 
-def _gemma3(keys: Keys, config: Fields) -> Fields:
+def _gemma3(keys: GgufKeys, config: Fields) -> Fields:
     layers, rope = config["num_hidden_layers"], config["rope_parameters"]
     pattern = keys.get("attention.sliding_window_pattern", int, _GEMMA3_PATTERN)
     heads = config["hidden_size"] // config["num_attention_heads"]
@@ -219,7 +219,7 @@ def config_of(file: GgufFile, end_tokens: list[int]) -> Fields:
             values that are not served.
     """
     kind = architecture_of(file)
-    keys = Keys(file, file.metadata["general.architecture"])
+    keys = GgufKeys(file, file.metadata["general.architecture"])
     _check_known(keys, kind)
     hidden, heads = keys.get("embedding_length", int), keys.get("attention.head_count", int)
     head_dim = keys.get("attention.key_length", int, max(1, hidden // heads))
@@ -256,7 +256,7 @@ def config_of(file: GgufFile, end_tokens: list[int]) -> Fields:
     return config | kind.own(keys, config)
 
 
-def _check_known(keys: Keys, kind: Architecture) -> None:
+def _check_known(keys: GgufKeys, kind: Architecture) -> None:
     zero = {
         name for name in keys.names & _MUST_BE_ZERO if not keys.file.metadata[keys._prefix + name]
     }
@@ -276,7 +276,7 @@ def _dtype_of(file: GgufFile) -> str:
     )
 
 
-def _rope(keys: Keys, head_dim: int) -> Fields:
+def _rope(keys: GgufKeys, head_dim: int) -> Fields:
     theta = keys.get("rope.freq_base", float, _ROPE_THETA)
     kind = keys.get("rope.scaling.type", str, "none")
     rope: Fields = {"rope_type": "default", "rope_theta": theta}
@@ -303,7 +303,7 @@ def _rope(keys: Keys, head_dim: int) -> Fields:
     }
 
 
-def _llama3(keys: Keys, tensor: GgufTensor, theta: float, head_dim: int) -> Fields:
+def _llama3(keys: GgufKeys, tensor: GgufTensor, theta: float, head_dim: int) -> Fields:
     """Return the scaling of Llama 3.1 that the divisors of the frequencies came of.
 
     The converter computes them from four numbers and keeps the divisors alone. Between the two

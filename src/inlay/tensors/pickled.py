@@ -3,9 +3,9 @@
 A short list of opcodes and names, and values that do nothing.
 
 Nothing is imported, looked up or called. A name on the list becomes a `Name`, what the pickle would
-call becomes a record of what it would have been called with (`StoredTensor`), and everything else
-is refused. Time and memory are bounded by the limits of a `Form`: each opcode costs a constant, and
-no value is ever walked.
+call becomes a record of what it would have been called with (`PickledTensor`), and everything else
+is refused. Time and memory are bounded by the limits of a `PickleForm`: each opcode costs a
+constant, and no value is ever walked.
 
 Opcodes: `pickletools` in Python's standard library, protocols 2 to 5.
 """
@@ -32,7 +32,7 @@ class Name(msgspec.Struct, frozen=True):
         return f"{self.module}.{self.attribute}"
 
 
-class Storage(msgspec.Struct, frozen=True):
+class ElementStorage(msgspec.Struct, frozen=True):
     """Location of elements: record `data/<key>` of the archive.
 
     Attributes:
@@ -46,7 +46,7 @@ class Storage(msgspec.Struct, frozen=True):
     length: int
 
 
-class StoredTensor(msgspec.Struct, frozen=True):
+class PickledTensor(msgspec.Struct, frozen=True):
     """A view of a storage, as the pickle describes it.
 
     Nothing about it is checked beyond the types.
@@ -59,7 +59,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
         strides: elements from one index to the next, a dimension.
     """
 
-    storage: Storage
+    storage: ElementStorage
     dtype: str
     offset: int
     shape: tuple[int, ...]
@@ -110,7 +110,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-class Form(msgspec.Struct, frozen=True, kw_only=True):
+class PickleForm(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of pickle, and its limits.
 
     Attributes:
@@ -134,7 +134,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     has_state: bool = False
 
 
-ONE_TENSOR = Form(
+ONE_TENSOR = PickleForm(
     what="a plain tensor",
     storages=_in_torch(STORAGE_DTYPES | INTEGER_STORAGES),
     dtypes=_TENSOR_DTYPES,
@@ -143,7 +143,7 @@ ONE_TENSOR = Form(
     max_stack=512,
     max_memo=4096,
 )
-STATE_DICT = Form(
+STATE_DICT = PickleForm(
     what="a state dict",
     storages=ONE_TENSOR.storages | _in_torch(_OTHER_STORAGES),
     dtypes=_TENSOR_DTYPES | _in_torch({dtype: dtype for dtype in _INTEGERS}),
@@ -170,8 +170,8 @@ _KINDS = {
 _MARK = object()
 
 
-def load(data: bytes, form: Form = ONE_TENSOR) -> Value:
-    """The value that pickle `data` describes: a `StoredTensor` for a tensor or parameter.
+def load(data: bytes, form: PickleForm = ONE_TENSOR) -> Value:
+    """The value that pickle `data` describes: a `PickledTensor` for a tensor or parameter.
 
     Raises:
         EmbeddingsError: anything that a pickle of this form, or of a list or dict of plain tensors,
@@ -188,7 +188,7 @@ def load(data: bytes, form: Form = ONE_TENSOR) -> Value:
 class _Machine:
     """A pickle machine that only moves values about."""
 
-    def __init__(self, data: bytes, form: Form) -> None:
+    def __init__(self, data: bytes, form: PickleForm) -> None:
         self._data = data
         self._form = form
         self._at = 0
@@ -396,7 +396,7 @@ def _text(raw: bytes) -> str:
         raise _malformed("a string in it is not UTF-8") from error
 
 
-def _name(module: str, attribute: str, form: Form) -> Name:
+def _name(module: str, attribute: str, form: PickleForm) -> Name:
     name = Name(module, attribute)
     if name in _NAMES or name in form.storages or name in form.dtypes:
         return name
@@ -415,12 +415,12 @@ def _name(module: str, attribute: str, form: Form) -> Name:
     )
 
 
-def wrong_dtype(name: str, form: Form = ONE_TENSOR) -> Exception:
+def wrong_dtype(name: str, form: PickleForm = ONE_TENSOR) -> Exception:
     """The error for a tensor of a dtype that those of `form` cannot have."""
     return refused(f"a tensor of dtype {quoted(name)}; allowed: {', '.join(form.dtypes.values())}")
 
 
-def _storage(identity: Value, form: Form) -> Storage:
+def _storage(identity: Value, form: PickleForm) -> ElementStorage:
     """The storage that `torch.save` names by ("storage", class, key, device, length)."""
     if type(identity) is tuple and len(identity) == 5:
         tag, kind, key, device, length = identity
@@ -432,17 +432,17 @@ def _storage(identity: Value, form: Form) -> Storage:
             and _is_count(length)
             and (kind == _UNTYPED_STORAGE or kind in form.storages)
         ):
-            return Storage(form.storages.get(kind), key, length)
+            return ElementStorage(form.storages.get(kind), key, length)
     raise _malformed("it refers to something other than a storage")
 
 
-def _call(called: Name, arguments: tuple[Value, ...], form: Form) -> Value:
+def _call(called: Name, arguments: tuple[Value, ...], form: PickleForm) -> Value:
     """The result of calling `called`, as an inert record."""
     if called == _ORDERED_DICT and not arguments:
         return {}
     if called == _TENSOR_V2 and len(arguments) in (6, 7):
         storage, offset, shape, strides, _, _, *metadata = arguments
-        dtype = storage.dtype if type(storage) is Storage else None
+        dtype = storage.dtype if type(storage) is ElementStorage else None
         return _tensor(storage, dtype, offset, shape, strides, metadata)
     if called == _TENSOR_V3 and len(arguments) in (7, 8):
         storage, offset, shape, strides, _, _, dtype, *metadata = arguments
@@ -472,8 +472,8 @@ def _tensor(
     shape: Value,
     strides: Value,
     metadata: list[Value],
-) -> StoredTensor:
-    if type(storage) is not Storage or dtype is None or (storage.dtype not in (None, dtype)):
+) -> PickledTensor:
+    if type(storage) is not ElementStorage or dtype is None or (storage.dtype not in (None, dtype)):
         raise _malformed("a tensor in it has no storage, or one of another dtype")
     if metadata and metadata[0]:
         pending = "a tensor with a pending negation or conjugation"
@@ -483,11 +483,11 @@ def _tensor(
             raise _malformed("the sizes or strides of a tensor in it are not integers")
     if type(offset) is not int:
         raise _malformed("the offset of a tensor in it is not an integer")
-    return StoredTensor(storage, dtype, offset, shape, strides)
+    return PickledTensor(storage, dtype, offset, shape, strides)
 
 
-def _already_tensor(value: Value) -> StoredTensor:
-    if type(value) is not StoredTensor:
+def _already_tensor(value: Value) -> PickledTensor:
+    if type(value) is not PickledTensor:
         raise _malformed("it makes a parameter out of something that is not a tensor")
     return value
 

@@ -47,7 +47,7 @@ class StateTensor(msgspec.Struct, frozen=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    _value: pickled.StoredTensor
+    _value: pickled.PickledTensor
     _storage: memoryview
 
     @property
@@ -117,7 +117,7 @@ def state_tensors(container: memoryview) -> list[StateTensor]:
     values = _state_dict(pickled.load(bytes(pickle), pickled.STATE_DICT))
     found = []
     for name, value in values.items():
-        if type(value) is not pickled.StoredTensor:
+        if type(value) is not pickled.PickledTensor:
             raise refused(
                 f"a state dict whose {quoted(str(name))} is {_kind(value)} and not a tensor"
             )
@@ -148,7 +148,7 @@ def state_tensors(container: memoryview) -> list[StateTensor]:
 def _state_dict(value: pickled.Value) -> dict[pickled.Value, pickled.Value]:
     """The state dict that a file holds, alone or among what a training keeps."""
     if type(value) is dict and not any(
-        type(each) is pickled.StoredTensor for each in value.values()
+        type(each) is pickled.PickledTensor for each in value.values()
     ):
         inner = [value[key] for key in _WRAPPED if type(value.get(key)) is dict]
         value = inner[0] if len(inner) == 1 else value
@@ -158,4 +158,4 @@ def _state_dict(value: pickled.Value) -> dict[pickled.Value, pickled.Value]:
 
 
 def _kind(value: pickled.Value) -> str:
-    return "a tensor" if type(value) is pickled.StoredTensor else f"a {type(value).__name__}"
+    return "a tensor" if type(value) is pickled.PickledTensor else f"a {type(value).__name__}"

@@ -41,7 +41,7 @@ def read_torch(container: memoryview) -> Tensor:
 
 def stored(
     container: memoryview,
-) -> tuple[dict[str, memoryview], str, pickled.StoredTensor, memoryview]:
+) -> tuple[dict[str, memoryview], str, pickled.PickledTensor, memoryview]:
     """The records of an archive, their folder, the tensor in it, and the bytes of its storage.
 
     Raises:
@@ -50,13 +50,13 @@ def stored(
     contents = records(container)
     prefix = folder(contents)
     value = pickled.load(bytes(contents[prefix + PICKLE]))
-    if type(value) is not pickled.StoredTensor:
+    if type(value) is not pickled.PickledTensor:
         raise refused(_kind(value))
     return contents, prefix, value, storage_of(contents, prefix, value.storage)
 
 
 def storage_of(
-    contents: dict[str, memoryview], prefix: str, storage: pickled.Storage
+    contents: dict[str, memoryview], prefix: str, storage: pickled.ElementStorage
 ) -> memoryview:
     """The bytes of a storage.
 
@@ -103,7 +103,7 @@ def _check_byteorder(record: memoryview | None) -> None:
 def _kind(value: pickled.Value) -> str:
     if type(value) in (list, tuple, dict):
         return f"a {type(value).__name__} of {len(value)}; send one tensor"
-    if type(value) is pickled.Storage:
+    if type(value) is pickled.ElementStorage:
         return "a storage without a shape"
     return f"a value of type {type(value).__name__}"
 

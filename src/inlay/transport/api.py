@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from inlay.messages.card import ModelCard
-from inlay.messages.commands import Command, LoadAdapter
+from inlay.messages.commands import LoadAdapter, WorkerCommand
 from inlay.messages.request import Emit, Output, Request
 from inlay.transport.reply_buffer import BufferPlace, ReplyBuffer
 
@@ -89,7 +89,7 @@ class Worker(Protocol):
         Requests whose prompts share memory share it on the way where the plane can.
         """
 
-    async def call(self, command: Command[R], within: float = 30.0) -> R:
+    async def call(self, command: WorkerCommand[R], within: float = 30.0) -> R:
         """Run an admin command.
 
         Raises:
@@ -138,7 +138,7 @@ class RequestHandler(Protocol):
 
     def abort(self, request_id: str) -> None: ...
 
-    async def call(self, command: Command[R]) -> R:
+    async def call(self, command: WorkerCommand[R]) -> R:
         """Run a command. Raises `InlayError` if it fails."""
 
     def forget_prompt(self, key: str | None) -> None:

@@ -15,17 +15,16 @@ from inlay.base import liveness
 from inlay.base.errors import DeadlineExceededError, InlayError, OverloadedError
 from inlay.messages import commands
 from inlay.messages.card import Address, ModelCard
-from inlay.messages.commands import Command, ReadStats
+from inlay.messages.commands import ReadStats, WorkerCommand
 from inlay.messages.request import Output, Request
 from inlay.messages.routing import KvEvents, KvSnapshot
 from inlay.transport.api import FrameTransport
 from inlay.transport.messages import (
     Cache,
     CacheChanged,
-    Call,
     Cancel,
+    CommandCall,
     Dial,
-    Failed,
     ForgetPrompt,
     FromWorker,
     GetCache,
@@ -36,6 +35,7 @@ from inlay.transport.messages import (
     SettleReference,
     Submit,
     WatchCache,
+    WorkerFailed,
 )
 from inlay.transport.output_queue import DispatchQueue, OutputQueue
 from inlay.transport.pending_calls import PendingCalls, snapshot_of
@@ -208,12 +208,12 @@ class PeerLink:
         else:
             self._carrier.send(Cancel(request_id))
 
-    async def call(self, command: Command[R], within: float = 30.0) -> R:
+    async def call(self, command: WorkerCommand[R], within: float = 30.0) -> R:
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         try:
             reply: R = await self._calls.call(
-                lambda number: self._say(Call(number, commands.encode(command))), within
+                lambda number: self._say(CommandCall(number, commands.encode(command))), within
             )
             return reply
         except TimeoutError:
@@ -285,7 +285,7 @@ class PeerLink:
                 self._card = card
                 self._settled.set()
                 self._tell_changed()
-            case Failed(error):
+            case WorkerFailed(error):
                 self.failure = error.to_error()
                 self._tell_changed()
             case ReplyFrame(number, reply, error):

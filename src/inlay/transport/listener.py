@@ -23,7 +23,7 @@ from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.local import same_host
 from inlay.transport.local.same_host import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
-from inlay.transport.stream import Stream
+from inlay.transport.stream import SocketStream
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class Listener:
             shared=shared,
         )
         connection.ready.add_done_callback(lambda _: self._settled(connection))
-        Stream(came, connection)
+        SocketStream(came, connection)
         return connection
 
     def _admit(self, connection: "TcpPeer[Any]") -> None:
@@ -283,7 +283,7 @@ async def _dial_neighbour(
 
 async def _proved(connection: "TcpPeer[Any]", sock: socket.socket) -> "TcpPeer[Any]":
     """Wait until both ends of a connected socket have proved themselves; else cut it."""
-    Stream(sock, connection)
+    SocketStream(sock, connection)
     try:
         await asyncio.shield(connection.ready)
     except BaseException:

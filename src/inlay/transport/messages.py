@@ -75,7 +75,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     request_id: str
 
 
-class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
+class CommandCall(msgspec.Struct, frozen=True, tag="call", array_like=True):
     """Run a command; the answer carries the same number.
 
     `command` is encoded by `inlay.messages.commands`: one that is not known ends with an error, not
@@ -128,7 +128,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", array_like=True):
     token: bytes
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
+class WorkerFailed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """The worker will never be ready."""
 
     error: ErrorFrame
@@ -179,8 +179,16 @@ class Cache(msgspec.Struct, frozen=True, tag="cache", array_like=True):
 
 
 ToWorker: TypeAlias = (
-    Boot | Submit | Cancel | Call | Dial | ForgetPrompt | WatchCache | GetCache | SettledReference
+    Boot
+    | Submit
+    | Cancel
+    | CommandCall
+    | Dial
+    | ForgetPrompt
+    | WatchCache
+    | GetCache
+    | SettledReference
 )
 FromWorker: TypeAlias = (
-    Hello | Ready | Failed | Outputs | ReplyFrame | CacheChanged | Cache | SettleReference
+    Hello | Ready | WorkerFailed | Outputs | ReplyFrame | CacheChanged | Cache | SettleReference
 )

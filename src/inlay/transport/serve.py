@@ -16,8 +16,8 @@ from inlay.transport.api import FrameTransport, RequestHandler
 from inlay.transport.messages import (
     Boot,
     CacheChanged,
-    Call,
     Cancel,
+    CommandCall,
     Dial,
     ForgetPrompt,
     GetCache,
@@ -161,7 +161,7 @@ async def serve(
                 handler.forget_prompt(key)
             case WatchCache():
                 _watch_cache(channel, handler)
-            case (Call() | GetCache()) as question:
+            case (CommandCall() | GetCache()) as question:
                 task = asyncio.create_task(_answer(channel, handler, question))
                 calls.add(task)
                 task.add_done_callback(calls.discard)
@@ -197,15 +197,15 @@ def _watch_cache(channel: FrameTransport[ToWorker], handler: RequestHandler) -> 
 
 
 async def _answer(
-    channel: FrameTransport[ToWorker], handler: RequestHandler, question: Call | GetCache
+    channel: FrameTransport[ToWorker], handler: RequestHandler, question: CommandCall | GetCache
 ) -> None:
-    if isinstance(question, Call):
+    if isinstance(question, CommandCall):
         channel.send(await _run(handler, question))
     else:
         channel.send(await answer_cache(question.number, handler))
 
 
-async def _run(handler: RequestHandler, question: Call) -> ReplyFrame:
+async def _run(handler: RequestHandler, question: CommandCall) -> ReplyFrame:
     try:
         return ReplyFrame(question.number, await handler.call(commands.decode(question.command)))
     except InlayError as error:

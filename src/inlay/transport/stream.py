@@ -28,7 +28,7 @@ _WAITS = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWr
 
 
 class Reader(asyncio.BufferedProtocol):
-    """Protocol that a `Stream` reads for."""
+    """Protocol that a `SocketStream` reads for."""
 
     @property
     def due(self) -> int:
@@ -36,7 +36,7 @@ class Reader(asyncio.BufferedProtocol):
         return 0
 
 
-class Stream(asyncio.Transport):
+class SocketStream(asyncio.Transport):
     """Reads a socket into what its protocol gives, and writes what the protocol has.
 
     The protocol has at most one `writelines` waiting: it is paused while any of that is unsent.

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from inlay.base.errors import DeadlineExceededError, OverloadedError
 from inlay.messages.card import Address, ModelCard
-from inlay.messages.commands import Command, ReadStats
+from inlay.messages.commands import ReadStats, WorkerCommand
 from inlay.messages.routing import KvEvents
 from inlay.transport.link import PeerLink
 from inlay.transport.local import LocalPlane
@@ -80,7 +80,7 @@ class EngineProxy:
                     log.debug("nothing to guard: %s", error.message)
             await asyncio.sleep(_GUARD_SECONDS)
 
-    async def call(self, command: Command[R]) -> R:
+    async def call(self, command: WorkerCommand[R]) -> R:
         if self._link is None:
             raise OverloadedError(NO_ENGINE, retry_after=1)
         return await self._link.call(command, _CALL_SECONDS)

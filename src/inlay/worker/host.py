@@ -28,7 +28,6 @@ from inlay.messages.commands import (
     AdapterUnloaded,
     AnyCommand,
     CacheReset,
-    Command,
     Drain,
     Draining,
     ListAdapters,
@@ -43,6 +42,7 @@ from inlay.messages.commands import (
     UnloadAdapter,
     WakeUp,
     Woken,
+    WorkerCommand,
     name_of,
 )
 from inlay.messages.digest import Secret
@@ -275,7 +275,7 @@ class EngineHost:
             except Exception:
                 log.exception("request %s could not be stopped", request_id)
 
-    async def call(self, command: Command[R]) -> R:
+    async def call(self, command: WorkerCommand[R]) -> R:
         """Run a command. Raises `InlayError` if it fails."""
         # The reply of each command is of the type that it names.
         return cast("R", await self._run(command))
@@ -325,7 +325,7 @@ class EngineHost:
     def _adapter_contents(self) -> set[tuple[str, str]]:
         return {(adapter.name, adapter.content_id) for adapter in self.card.adapters}
 
-    async def _run(self, command: Command[object]) -> Reply:
+    async def _run(self, command: WorkerCommand[object]) -> Reply:
         match command:
             case ResetPrefixCache():
                 blocks = (

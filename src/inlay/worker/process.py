@@ -30,7 +30,14 @@ from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.local import Arena, LocalTransport
 from inlay.transport.local.arena import anonymous_file
-from inlay.transport.messages import Boot, Failed, FromWorker, Listen, SettledReference, ToWorker
+from inlay.transport.messages import (
+    Boot,
+    FromWorker,
+    Listen,
+    SettledReference,
+    ToWorker,
+    WorkerFailed,
+)
 from inlay.transport.peers import PeerConnections
 from inlay.transport.serve import serve
 from inlay.transport.tls import load_identity
@@ -420,7 +427,7 @@ async def _failed(runner: engine.Engine) -> None:
 
 
 async def _fail(channel: LocalTransport[ToWorker], error: InlayError) -> int:
-    channel.send(Failed(ErrorFrame.of(error)))
+    channel.send(WorkerFailed(ErrorFrame.of(error)))
     with suppress(EOFError):
         await channel.drain()
     channel.close()

@@ -5,7 +5,7 @@ The request, and in it how long it was queued, prefilled and decoded.
 
 import time
 
-from inlay.messages.request import Emit, Output, Request, Usage
+from inlay.messages.request import Emit, EngineUsage, Output, Request
 from inlay.telemetry import PROVIDER, Tracing
 
 
@@ -25,7 +25,7 @@ def traced(tracing: Tracing, request: Request, emit: Emit, engine: str) -> Emit:
             first = time.time_ns()
         if output.finish_reason is not None:
             ended = time.time_ns()
-            usage = output.usage or Usage(
+            usage = output.usage or EngineUsage(
                 request.num_positions, output.offset + len(output.token_ids)
             )
             queued = min(began + int(usage.queued_seconds * 1e9), first or ended)

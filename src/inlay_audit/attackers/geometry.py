@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent
+from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows
 from inlay_audit.attackers.nearest import Doubles, nearest_of_each, whitener
 from inlay_audit.prompts import Floats, Ids
 
@@ -45,7 +45,7 @@ class Signature:
         centred: Doubles = (figures - self._mean) @ self._white
         return centred
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The token with the nearest figures."""
         found = []
         for rows in sent.rows:
@@ -65,7 +65,7 @@ class SortedValues:
         known.check_width()
         self._table = np.sort(np.abs(known.table), axis=1)
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The token with the nearest values."""
         return nearest_of_each([np.sort(np.abs(rows), axis=1) for rows in sent.rows], self._table)
 

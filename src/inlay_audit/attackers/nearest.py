@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent
+from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows
 from inlay_audit.prompts import Floats, Ids
 
 Values: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -66,7 +66,7 @@ class Nearest:
         known.check_width()
         self._table = known.table
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The nearest token of each row."""
         return nearest_of_each(sent.rows, self._table)
 
@@ -92,7 +92,7 @@ class WhitenedNearest:
         self._offset = noise.mean(axis=0).astype(np.float32)
         self._table = (known.table + self._offset) @ self._white
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The token whose distance the noise explains best."""
         return nearest_of_each([rows @ self._white for rows in sent.rows], self._table)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent
+from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows
 from inlay_audit.attackers.nearest import (
     CHUNK,
     Doubles,
@@ -33,7 +33,7 @@ class Codebook:
         np.add.at(sums, places, rows)
         self._means = (sums / counts[:, None]).astype(np.float32)
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The token with the nearest mean."""
         return [self._ids[places] for places in nearest_of_each(sent.rows, self._means)]
 
@@ -52,7 +52,7 @@ class Procrustes:
         self._back = (left @ right).astype(np.float32)
         self._table = known.table
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The nearest token after the rotation was taken back."""
         return nearest_of_each([rows @ self._back for rows in sent.rows], self._table)
 
@@ -79,7 +79,7 @@ class Ridge:
         self._map = _ridge(inputs, wanted, best).astype(np.float32)
         self._table = known.table
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The token nearest to the mapped row."""
         mapped = [rows @ self._map[:-1] + self._map[-1] for rows in sent.rows]
         return nearest_of_each(mapped, self._table)
@@ -189,7 +189,7 @@ class LeastSquares:
         _ = known.pairs
         self._emission = Emission.of(known)
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The most likely token of each row."""
         return self._emission.best(sent.rows)
 

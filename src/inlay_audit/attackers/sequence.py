@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent, with_template
+from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows, with_template
 from inlay_audit.attackers.pairs import Emission
 from inlay_audit.prompts import Floats, Ids
 
@@ -159,7 +159,7 @@ class Prior:
         """Count which tokens follow which."""
         self._chain, self._template = _Chain.of(known), known.template
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The likeliest token at each position."""
         around = len(self._template.before) + len(self._template.after)
         ids = self._chain.bigram.ids
@@ -188,7 +188,7 @@ class ForwardBackward:
         self._chain, self._template = _Chain.of(known).with_new(), known.template
         self._others = self._chain.bigram.others(len(known.table))
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The token with the largest posterior probability at each position."""
         before, after = len(self._template.before), len(self._template.after)
         words = self._chain.bigram.ids

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent, with_template
+from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows, with_template
 from inlay_audit.attackers.pairs import Emission
 from inlay_audit.prompts import Floats, Ids
 
@@ -36,7 +36,7 @@ class Beam:
         self._emission = Emission.of(known)
         self._template = known.template
 
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The best beam of each prompt."""
         order = sorted(range(len(sent.rows)), key=lambda index: len(sent.rows[index]))
         found: list[Ids] = [np.zeros(0, np.int64)] * len(order)

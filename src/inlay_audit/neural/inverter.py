@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent, with_template
+from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows, with_template
 from inlay_audit.neural.language_model import padded
 from inlay_audit.prompts import AuditPrompt, Floats, Ids
 
@@ -24,7 +24,7 @@ _SAMPLED = 4096
 """Tokens that a step tells apart from those of the public text, in a larger vocabulary."""
 
 
-class Batch(NamedTuple):
+class LearningBatch(NamedTuple):
     """Prompts to learn from: (b, n, h) rows, (b, n) mask, (b, n) user's token ids or `_IGNORED`."""
 
     rows: Tensor
@@ -76,7 +76,7 @@ class InverterNetwork(nn.Module):
         return logits
 
 
-def loss_of(network: InverterNetwork, batch: Batch, rng: np.random.Generator) -> Tensor:
+def loss_of(network: InverterNetwork, batch: LearningBatch, rng: np.random.Generator) -> Tensor:
     """Mean cross entropy of the user's tokens, in nats.
 
     Of a large vocabulary `_SAMPLED` other tokens stand for all others, each for as many as they
@@ -95,13 +95,13 @@ def loss_of(network: InverterNetwork, batch: Batch, rng: np.random.Generator) ->
     return nn.functional.cross_entropy(logits + weights, places)
 
 
-def batch_of(prompts: Sequence[AuditPrompt], rows: Sequence[Floats], scale: float) -> Batch:
+def batch_of(prompts: Sequence[AuditPrompt], rows: Sequence[Floats], scale: float) -> LearningBatch:
     """The batch of some prompts and the rows that were sent for them, divided by `scale`."""
     inputs, mask = padded(rows)
     ids = torch.full(mask.shape, _IGNORED)
     for place, prompt in enumerate(prompts):
         ids[place, prompt.start : prompt.stop] = torch.from_numpy(prompt.user)
-    return Batch(inputs / scale, mask, ids)
+    return LearningBatch(inputs / scale, mask, ids)
 
 
 class Inverter:
@@ -161,7 +161,7 @@ class Inverter:
         network.load_state_dict(kept)
 
     @torch.no_grad()
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The likeliest token of each row."""
         found = []
         for rows in sent.rows:

@@ -213,7 +213,7 @@ def _chunks(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 @dataclass(frozen=True, eq=False)
-class HiddenStates:
+class LayerTransform:
     """A transform: what a layer of the model makes of the rows.
 
     Attributes:
@@ -228,7 +228,7 @@ class HiddenStates:
     can_resend: bool = False
 
     @classmethod
-    def of(cls, name: str, layer: float, model: LanguageModel) -> "HiddenStates":
+    def of(cls, name: str, layer: float, model: LanguageModel) -> "LayerTransform":
         """Of a layer. Raises `InvalidRequestError` where the model has no such layer."""
         if layer != int(layer) or layer > model.layers:
             raise InvalidRequestError(

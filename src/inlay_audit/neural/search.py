@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent, with_template
+from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows, with_template
 from inlay_audit.attackers.pairs import Emission
 from inlay_audit.prompts import Floats, Ids
 
@@ -60,7 +60,7 @@ class HiddenSearch:
         self._template = known.template
 
     @torch.inference_mode()
-    def guess(self, sent: Sent) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Sequence[Ids]:
         """The tokens whose states are nearest."""
         before = torch.from_numpy(self._template.before)[None]
         found = []

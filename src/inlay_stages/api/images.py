@@ -22,7 +22,7 @@ from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, Server
 from inlay.http.sse import NAMED, EventStream, named_event
 from inlay.messages.card import ImageCard, ModelCard, check_image_cost
-from inlay.messages.request import Diffusion, Input, Payload, Request, Task, Usage
+from inlay.messages.request import Diffusion, EngineUsage, Input, Payload, Request, Task
 from inlay_stages.api.image_prompt import has_all_embeds, prompt_payloads, sources_in
 from inlay_stages.api.schema.failure import StreamFailure
 from inlay_stages.api.schema.images import (
@@ -270,7 +270,7 @@ class _Shape:
         self._partial = self._shown = 0
         self.params = params
         self.images: list[bytes] = []
-        self.usages: Mapping[str | None, Usage] = {}
+        self.usages: Mapping[str | None, EngineUsage] = {}
 
     @property
     def _pixels(self) -> str:
@@ -322,7 +322,7 @@ class _Shape:
 
     def _usage(self) -> ImagesUsage:
         # The first stage reads the prompt, the others what it made of it; the last has the images.
-        usages = [*self.usages.values()] or [Usage(0, 0)]
+        usages = [*self.usages.values()] or [EngineUsage(0, 0)]
         read, made = usages[0].prompt_tokens, usages[-1].completion_tokens
         return ImagesUsage(read, made, read + made, ImageTokens(read), shares_of(self.usages))
 

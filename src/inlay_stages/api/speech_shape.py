@@ -9,14 +9,14 @@ from inlay.api.shares import shares_of
 from inlay.base.errors import InlayError
 from inlay.http.errors import shown
 from inlay.http.server import Call
-from inlay.http.sse import EventStream, Framing, data_event
-from inlay.messages.request import Payload, Usage
+from inlay.http.sse import EventFraming, EventStream, data_event
+from inlay.messages.request import EngineUsage, Payload
 from inlay_stages.api.schema.failure import StreamFailure
 from inlay_stages.api.schema.speech import SpeechDelta, SpeechDone, SpeechUsage
 from inlay_stages.api.sound_files import SoundFile
 from inlay_stages.walk import StageOutput
 
-_FRAMING = Framing(data_event, b"")
+_FRAMING = EventFraming(data_event, b"")
 """OpenAI's of these events: without names, and nothing after the last."""
 
 
@@ -141,6 +141,6 @@ def _delta(piece: bytes) -> bytes:
 def _usage(end: StageOutput) -> SpeechUsage:
     """Return the positions that the language model read, and the codes that the talker made."""
     usages = [*end.usages.values()]
-    read = usages[0] if usages else Usage(0, 0)
+    read = usages[0] if usages else EngineUsage(0, 0)
     codes = usages[1].completion_tokens if len(usages) > 1 else 0
     return SpeechUsage(read.prompt_tokens, codes, read.prompt_tokens + codes, shares_of(end.usages))

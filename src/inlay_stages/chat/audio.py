@@ -16,7 +16,7 @@ from inlay.http.server import Call
 from inlay.media.positions import media_runs
 from inlay.media.sound_files import FORMATS
 from inlay.messages.card import ModelCard
-from inlay.messages.request import Input, Request, Usage
+from inlay.messages.request import EngineUsage, Input, Request
 from inlay_stages.api.sound_files import SoundFile
 from inlay_stages.api.speaking import SpeechPlan, speaks
 from inlay_stages.api.stage_request import all_awake, stage_request, take_places
@@ -72,7 +72,7 @@ class ChatAudio:
 
         self.id = f"audio-{secrets.token_hex(12)}"
         self.stage = speaker.steps[-1].model
-        self.usages: Mapping[str, Usage] = {}
+        self.usages: Mapping[str, EngineUsage] = {}
         self.text_stage = plan.text_stage
         self.limited = False
         self.may_drop = bool(request.tools)

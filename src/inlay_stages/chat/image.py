@@ -12,7 +12,7 @@ from inlay.http.quoting import shown_value
 from inlay.http.server import Call
 from inlay.messages.card import ModelCard
 from inlay.messages.prompt import Buffer
-from inlay.messages.request import Usage
+from inlay.messages.request import EngineUsage
 from inlay_stages.api.image_prompt import text_payload
 from inlay_stages.api.images import (
     FILE_BYTES_PER_PIXEL,
@@ -58,7 +58,7 @@ class ChatImage:
                 f"n is {request.n}; an answer with an image is one", param="n"
             )
         router = call.server.router
-        self.usages: Mapping[str, Usage] = {}
+        self.usages: Mapping[str, EngineUsage] = {}
         self.text_stage = model.stage.name
         self.steps = plan(router, model, "image", text=True)
         self.stage = self.steps[-1].model

@@ -30,7 +30,7 @@ from inlay.messages.card import ModelCard
 from inlay.messages.digest import Secret, row_digests
 from inlay.messages.hidden_states import HiddenStates
 from inlay.messages.prompt import DTYPE_SIZES, Buffer, Rows, Tokens
-from inlay.messages.request import Payload, Task, Usage
+from inlay.messages.request import EngineUsage, Payload, Task
 from inlay.render import Renderer
 from inlay.render.output import ContentDelta
 from inlay.router import ServedModel
@@ -89,7 +89,7 @@ async def run_upstream(
     cards = {name: _card(call, graph, name) for name in names}
     await _check_tokenizers(server, graph, cards)
     found = messages
-    usages: dict[str, Usage] = {}
+    usages: dict[str, EngineUsage] = {}
     wanted = {cards[name].name: 1 for name in graph.before_text}
     wanted[cards[graph.front].name] = request.n or 1
     for model_name in wanted:
@@ -111,7 +111,7 @@ async def run_upstream(
             prepared.generation.bypass_queue = True
             await _run(call, prepared.generation, cards[name].name)
             (choice,) = prepared.generation.choices
-            usages[name] = Usage(*prepared.generation.usage()[:2])
+            usages[name] = EngineUsage(*prepared.generation.usage()[:2])
             if port == "hidden":
                 size = sum(len(payload.data) for payload in choice.payloads)
                 call.reservation.grow(2 * size)

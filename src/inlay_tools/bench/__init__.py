@@ -21,11 +21,11 @@ from inlay.base.errors import EngineError
 from inlay.cli.command import UsageError
 from inlay.cli.process import Console, waiting
 from inlay.client import Uploader
-from inlay_tools.bench.load import Load, Sender
-from inlay_tools.bench.metrics import Metrics, Round, goodput_bounds
+from inlay_tools.bench.load import LoadSender, LoadShape
+from inlay_tools.bench.metrics import BenchFigures, Round, goodput_bounds
 from inlay_tools.bench.report import Measured, as_text, compared, comparison
 from inlay_tools.bench.workload import Body, Workload, prepared, read_bodies
-from inlay_tools.http_client import HttpClient, ServedModel, served_model, server_of
+from inlay_tools.http_client import HttpClient, ListedModel, served_model, server_of
 from inlay_tools.settings import BenchSettings
 
 _ROUNDS_COMPARED = 3
@@ -53,7 +53,7 @@ class _Target:
     """A server that is measured."""
 
     client: HttpClient
-    model: ServedModel
+    model: ListedModel
     workload: Workload
     rounds: list[Round] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class _Bench:
         self._console = console
         self._bounds = goodput_bounds(settings.goodput)
         self._lines = None if settings.bodies is None else read_bodies(settings.bodies)
-        self._load = Load(
+        self._load = LoadShape(
             settings.request_rate,
             settings.burstiness,
             settings.max_concurrency,
@@ -109,14 +109,14 @@ class _Bench:
         if count:
             with waiting(self._console, f"warming up {target.client.server.url}"):
                 bodies = await self._bodies(target, _WARMUP, count)
-                alone = Load(max_concurrency=1, request_timeout=self._settings.request_timeout)
-                await Sender(target.client, alone).send(bodies, np.random.default_rng(0))
+                alone = LoadShape(max_concurrency=1, request_timeout=self._settings.request_timeout)
+                await LoadSender(target.client, alone).send(bodies, np.random.default_rng(0))
 
     async def _round(self, target: _Target, index: int, rounds: int) -> None:
         where = target.client.server.url
         with waiting(self._console, f"making prompts for {where}"):
             bodies = await self._bodies(target, index, self._settings.workload.num_prompts)
-        sender = Sender(target.client, self._load)
+        sender = LoadSender(target.client, self._load)
 
         def told() -> str:
             return f"{where}: round {index + 1} of {rounds}, {sender.done} of {len(bodies)} done"
@@ -139,7 +139,7 @@ class _Bench:
             Measured(
                 target.client.server.url,
                 target.model.name,
-                Metrics(target.rounds, self._bounds, settings.metric_percentiles),
+                BenchFigures(target.rounds, self._bounds, settings.metric_percentiles),
             )
             for target in targets
         ]

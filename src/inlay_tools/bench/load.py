@@ -46,7 +46,7 @@ _decoder = msgspec.json.Decoder(_Chunk)
 
 
 @dataclass
-class Sent:
+class SentRequest:
     """One request and its answer; times are seconds of `time.perf_counter`.
 
     Attributes:
@@ -102,7 +102,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadShape:
     """The way requests are sent.
 
     Attributes:
@@ -131,16 +131,16 @@ class Load:
         return scaled
 
 
-class Sender:
+class LoadSender:
     """Sends requests to one server."""
 
-    def __init__(self, client: HttpClient, load: Load) -> None:
+    def __init__(self, client: HttpClient, load: LoadShape) -> None:
         self._client = client
         self._load = load
         self.sent = 0
         self.done = 0
 
-    async def send(self, bodies: Sequence[Body], rng: np.random.Generator) -> list[Sent]:
+    async def send(self, bodies: Sequence[Body], rng: np.random.Generator) -> list[SentRequest]:
         """Send all, and return what became of each, in order."""
         load = self._load
         room = asyncio.Semaphore(load.max_concurrency or len(bodies))
@@ -156,8 +156,8 @@ class Sender:
                 self.sent += 1
         return [task.result() for task in tasks]
 
-    async def _one(self, body: Body, due: float, room: asyncio.Semaphore) -> Sent:
-        sent = Sent(due)
+    async def _one(self, body: Body, due: float, room: asyncio.Semaphore) -> SentRequest:
+        sent = SentRequest(due)
         async with room:
             sent.started = time.perf_counter()
             try:
@@ -172,7 +172,7 @@ class Sender:
         self.done += 1
         return sent
 
-    async def _answered(self, body: Body, sent: Sent) -> None:
+    async def _answered(self, body: Body, sent: SentRequest) -> None:
         events = EventReader()
         async with self._client.streaming("POST", body.path, body.data) as pieces:
             async for piece in pieces:

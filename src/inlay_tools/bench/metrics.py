@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 
 from inlay.cli.command import UsageError
-from inlay_tools.bench.load import Sent
+from inlay_tools.bench.load import SentRequest
 
 TIMES: Mapping[str, tuple[str, str]] = {
     "ttft": ("TTFT", "Time to First Token"),
@@ -50,7 +50,7 @@ class Round:
         duration: seconds from the first to the end of the last.
     """
 
-    sent: Sequence[Sent]
+    sent: Sequence[SentRequest]
 
     @property
     def duration(self) -> float:
@@ -61,7 +61,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Metrics:
+class BenchFigures:
     """The figures of one or more rounds.
 
     Attributes:
@@ -75,7 +75,7 @@ class Metrics:
     percentiles: Sequence[float]
 
     @property
-    def good(self) -> list[Sent]:
+    def good(self) -> list[SentRequest]:
         """Requests that were answered."""
         return [each for round_ in self.rounds for each in round_.sent if each.error is None]
 
@@ -167,7 +167,7 @@ def percentile_name(percentile: float) -> str:
     return f"p{percentile:g}"
 
 
-def _value(sent: Sent, key: str) -> float:
+def _value(sent: SentRequest, key: str) -> float:
     if key == "ttft":
         return sent.ttft
     return sent.latency if key == "e2el" else (sent.tpot or 0.0)
@@ -177,14 +177,14 @@ def _per_second(count: float, duration: float) -> float:
     return count / duration if duration > 0 else 0.0
 
 
-def _peak(sent: Sequence[Sent]) -> int:
+def _peak(sent: Sequence[SentRequest]) -> int:
     """Largest number of requests that were answered at one time."""
     changes = [(each.started, 1) for each in sent if each.error is None]
     changes += [(each.ended, -1) for each in sent if each.error is None]
     return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
-def _busiest(sent: Sequence[Sent]) -> float:
+def _busiest(sent: Sequence[SentRequest]) -> float:
     """Output tokens of the second with most; those of an event count alike for a request."""
     good = [each for each in sent if each.error is None and each.came]
     if not good:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.cli.process import columns
-from inlay_tools.bench.metrics import TIMES, Metrics, percentile_name
+from inlay_tools.bench.metrics import TIMES, BenchFigures, percentile_name
 
 _LABEL = 40
 _RULE = 50
@@ -37,7 +37,7 @@ class Measured:
 
     url: str
     model: str
-    metrics: Metrics
+    metrics: BenchFigures
 
     def as_json(self) -> dict[str, Any]:
         """Totals and times by vLLM's keys, and errors with their counts."""
@@ -52,7 +52,7 @@ class Measured:
     def of_round(self, index: int) -> dict[str, float]:
         """Figures of one round, those that are numbers."""
         metrics = self.metrics
-        one = Metrics([metrics.rounds[index]], metrics.bounds, metrics.percentiles)
+        one = BenchFigures([metrics.rounds[index]], metrics.bounds, metrics.percentiles)
         return {
             name: value
             for name, value in {**one.totals(), **one.times()}.items()

@@ -18,7 +18,7 @@ from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.cli.command import FileError, UsageError
 from inlay.client import EmbeddedPrompt, Uploader
 from inlay_tools.files import read
-from inlay_tools.http_client import HttpClient, ServedModel
+from inlay_tools.http_client import HttpClient, ListedModel
 from inlay_tools.settings import WorkloadSettings
 
 MAX_PREPARED_BYTES = 2 << 30
@@ -52,7 +52,7 @@ class Workload:
     """Makes the bodies for one server."""
 
     settings: WorkloadSettings
-    model: ServedModel
+    model: ListedModel
     client: HttpClient
     uploader: Uploader
 

@@ -24,7 +24,7 @@ from inlay_tools.chat.prompting import Prompting, history_file
 from inlay_tools.chat.screen import Screen
 from inlay_tools.chat.session import COMMANDS, Session
 from inlay_tools.files import standard_input
-from inlay_tools.http_client import HttpClient, Server, served_model, server_of
+from inlay_tools.http_client import HttpClient, RemoteServer, served_model, server_of
 from inlay_tools.settings import ChatSettings
 
 
@@ -52,7 +52,7 @@ def run(settings: ChatSettings, rest: Sequence[str]) -> int:
             server = server_of(settings.url, settings.api_key)
         else:
             running = own_server(serve_settings(settings.model, rest))
-            server = Server.of(stack.enter_context(running), None)
+            server = RemoteServer.of(stack.enter_context(running), None)
         runner = stack.enter_context(asyncio.Runner())
         client = HttpClient(server)
         stack.callback(lambda: runner.run(client.close()))

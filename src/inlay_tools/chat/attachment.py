@@ -29,7 +29,7 @@ class Attachment(Protocol):
 
 
 @dataclass(frozen=True)
-class Picture:
+class ImageFile:
     """An image file."""
 
     path: Path
@@ -48,7 +48,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Embeddings:
+class EmbeddingsFile:
     """A file of prompt embeddings, of one prompt."""
 
     path: Path
@@ -75,7 +75,7 @@ def attachment(path: Path) -> Attachment:
     data = read_to_send(path)
     if data.startswith(_PICTURES):
         header = read_image_header(data)
-        return Picture(path, data, f"{header.format} of {header.width} x {header.height} pixels")
+        return ImageFile(path, data, f"{header.format} of {header.width} x {header.height} pixels")
     try:
         prompts = loads(data)
     except EmbeddingsError as error:
@@ -85,4 +85,4 @@ def attachment(path: Path) -> Attachment:
         ) from error
     if len(prompts) != 1:
         raise InvalidRequestError(f"{path}: holds {len(prompts)} prompts, one can be attached")
-    return Embeddings(path, prompts[0])
+    return EmbeddingsFile(path, prompts[0])

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inlay.client import Uploader
-from inlay_tools.chat.attachment import Attachment, Embeddings
+from inlay_tools.chat.attachment import Attachment, EmbeddingsFile
 from inlay_tools.settings import ChatSettings
 
 
 @dataclass
-class ChatMessage:
+class ConversationMessage:
     """One message.
 
     Attributes:
@@ -46,12 +46,12 @@ class Conversation:
     settings: ChatSettings
     model: str
     system: str | None = None
-    messages: list[ChatMessage] = field(default_factory=list)
+    messages: list[ConversationMessage] = field(default_factory=list)
     attached: list[Attachment] = field(default_factory=list)
 
     def ask(self, text: str) -> None:
         """Add a message of the user, with what is attached."""
-        self.messages.append(ChatMessage("user", text, tuple(self.attached)))
+        self.messages.append(ConversationMessage("user", text, tuple(self.attached)))
         self.attached.clear()
 
     def take_back(self) -> None:
@@ -63,10 +63,10 @@ class Conversation:
         self.messages.clear()
         self.attached.clear()
 
-    def embeddings(self) -> list[Embeddings]:
+    def embeddings(self) -> list[EmbeddingsFile]:
         """All embeddings in it, those for the next message last."""
         said = [attached for message in self.messages for attached in message.attachments]
-        return [each for each in [*said, *self.attached] if isinstance(each, Embeddings)]
+        return [each for each in [*said, *self.attached] if isinstance(each, EmbeddingsFile)]
 
     def body(self, uploader: Uploader) -> dict[str, Any]:
         """The request for the next answer. Raises `InlayError` if an upload fails."""

@@ -71,12 +71,12 @@ def _serve(settings: ServeSettings, pipe: Connection) -> None:
     import asyncio
 
     from inlay.cli.main import failing
-    from inlay.cli.serve import Running, run_host
+    from inlay.cli.serve import RunningServer, run_host
 
     os.setpgid(0, 0)
     loop: asyncio.AbstractEventLoop | None = None
     gone = threading.Event()
-    running: Running | None = None
+    running: RunningServer | None = None
 
     def watch() -> None:
         # Nothing is ever sent this way: it ends when the chat closes its end, or dies.
@@ -89,7 +89,7 @@ def _serve(settings: ServeSettings, pipe: Connection) -> None:
         else:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    async def ready(server: Running) -> None:
+    async def ready(server: RunningServer) -> None:
         nonlocal loop, running
         loop, running = asyncio.get_running_loop(), server
         if gone.is_set():

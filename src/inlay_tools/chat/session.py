@@ -14,7 +14,7 @@ from inlay.cli.process import columns, waiting
 from inlay.client import PromptEmbedder, Uploader
 from inlay_tools.chat.answer import ChatReply, streamed
 from inlay_tools.chat.attachment import attachment
-from inlay_tools.chat.conversation import ChatMessage, Conversation
+from inlay_tools.chat.conversation import Conversation, ConversationMessage
 from inlay_tools.chat.prompting import Prompting
 from inlay_tools.chat.screen import Interrupts, Screen
 from inlay_tools.http_client import HttpClient
@@ -211,5 +211,5 @@ class Session:
         self.screen.console.out("\n".join(lines) + "\n")
 
 
-def _assistant(text: str) -> ChatMessage:
-    return ChatMessage("assistant", text)
+def _assistant(text: str) -> ConversationMessage:
+    return ConversationMessage("assistant", text)

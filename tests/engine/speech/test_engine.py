@@ -28,7 +28,7 @@ from inlay.messages.prompt import Buffer
 from inlay.messages.request import Input, Output, Payload, Request, Task
 from inlay.messages.speech import Speech
 from inlay_stages.engines.speech.engine import SpeechEngine
-from inlay_stages.engines.speech.job import Piece
+from inlay_stages.engines.speech.job import TurnPayloads
 from inlay_stages.engines.speech.talker import Talk
 from tests.engine.speech.test_speech import states
 from tests.omni_models import omni
@@ -103,7 +103,7 @@ async def test_a_sound_without_memory_is_an_error_and_the_others_go_on(
 ) -> None:
     advance = Talk.advance
 
-    def limited(talk: Talk, *given: Any, **more: Any) -> Piece:
+    def limited(talk: Talk, *given: Any, **more: Any) -> TurnPayloads:
         if len(talk.codes) == 3 and talk._params.max_tokens == 20:
             torch.empty(1 << 62, dtype=torch.uint8)
         return advance(talk, *given, **more)

@@ -20,7 +20,7 @@ from inlay.media.positions import media_runs
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Input, Payload
 from inlay.messages.speech import Speech
-from inlay_stages.engines.speech.job import Piece, tensor_of
+from inlay_stages.engines.speech.job import TurnPayloads, tensor_of
 from inlay_stages.engines.speech.loading import load
 from inlay_stages.engines.speech.talker import Talk, Talker
 from inlay_stages.engines.speech.vocoder import Vocoder, VocoderState
@@ -118,13 +118,13 @@ def states(layer: int, rows: Tensor) -> Input:
     return Input(f"states.{layer}", Payload("", "float32", tuple(rows.shape), Buffer(data)))
 
 
-def codes_of(pieces: list[Piece]) -> list[int]:
+def codes_of(pieces: list[TurnPayloads]) -> list[int]:
     payloads = [payload for piece in pieces for payload in piece.payloads]
     return [code for payload in payloads for code in tensor_of(payload).tolist()]
 
 
 def spoken(talk: Talk, steps: list[Tensor]) -> list[int]:
-    pieces: list[Piece] = []
+    pieces: list[TurnPayloads] = []
     for step in steps:
         pieces.append(talk.advance([states(0, step[0]), states(3, step[1])], ended=False))
         if pieces[-1].done:
@@ -203,8 +203,10 @@ def test_what_is_drawn_depends_on_the_seed_alone() -> None:
 def test_a_thinker_that_says_nothing_is_silence() -> None:
     talk = talker().begin(Speech(voice="Ethan", prompt_tokens=3))
     rows = torch.zeros(3, 64)
-    assert talk.advance([states(0, rows), states(3, rows)], ended=False) == Piece((), done=False)
-    assert talk.advance([], ended=True) == Piece((), done=True)
+    assert talk.advance([states(0, rows), states(3, rows)], ended=False) == TurnPayloads(
+        (), done=False
+    )
+    assert talk.advance([], ended=True) == TurnPayloads((), done=True)
 
 
 def sounds(codes: list[int], chunk: int, seed: int = 7, at_once: int = 1) -> Iterator[Tensor]:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from inlay.engine.torch.cache.kv_layout import EngineLimits
-from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.pages.cached import CachedPages, PageBatch
-from inlay.engine.torch.pages.copying import Part, RecordShape
+from inlay.engine.torch.pages.copying import RecordPart, RecordShape
 from inlay.engine.torch.plan import ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
@@ -87,7 +87,9 @@ class SlotCopier:
     """`PageCopier` of simulated pages."""
 
     def __init__(self, slots: list[list[object]], limits: EngineLimits) -> None:
-        self.shape = RecordShape("simulated", ((Part(torch.uint8, 1),),) * len(limits.windows))
+        self.shape = RecordShape(
+            "simulated", ((RecordPart(torch.uint8, 1),),) * len(limits.windows)
+        )
         self._slots = slots
 
     def write(
@@ -118,7 +120,7 @@ class Simulation:
         overlap: bool = False,
         ends: bool = False,
         lateness: bool = False,
-        events: CacheEvents | None = None,
+        events: CacheEventQueue | None = None,
         max_loras: int | None = None,
         speculates: bool = False,
     ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inlay.base.errors import EngineError
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
-from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
+from inlay.messages.prompt import Buffer, Media, Prompt, RowField, Rows, Segment, Tokens
 
 
 def rows_of(values: torch.Tensor) -> Rows:
@@ -89,7 +89,7 @@ def test_rows_of_two_dtypes_are_an_error() -> None:
 def featured(name: str) -> Rows:
     """One row of ones with a field of twos."""
     one = np.ones((1, 4), ml_dtypes.bfloat16)
-    field = Field(name, Buffer((2 * one).tobytes()), "bfloat16", (1, 4))
+    field = RowField(name, Buffer((2 * one).tobytes()), "bfloat16", (1, 4))
     return Rows(Buffer(one.tobytes()), "bfloat16", (1, 4), (field,))
 
 

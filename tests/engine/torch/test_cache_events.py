@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from inlay.base.errors import ContextLengthError
 from inlay.engine.kv_events import BlockStored, Event, EventBatch, decode, encode
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.messages.digest import Chain, root_digest
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.routing import KEY_SIZE, KvEvent, keys_of
@@ -44,13 +44,13 @@ class Listener:
         return {data[start : start + KEY_SIZE] for start in range(0, len(data), KEY_SIZE)}
 
 
-def listened(limits: Any, **options: Any) -> tuple[Simulation, Listener, CacheEvents]:
+def listened(limits: Any, **options: Any) -> tuple[Simulation, Listener, CacheEventQueue]:
     """A simulation whose cache is listened to."""
     listener = Listener()
     told = EngineSettings(
         model="m", block_size=limits.page_size, kv_events_token_ids=options.pop("token_ids", False)
     )
-    events = CacheEvents(told, SECRET)
+    events = CacheEventQueue(told, SECRET)
     events.publisher = listener
     events.tell = listener.feed.take
     events.begin(limits.windows, limits.page_size)
@@ -187,7 +187,7 @@ def test_routing_keys_are_those_of_the_prompts_own_chain() -> None:
 
 
 def test_nothing_is_kept_where_nobody_listens() -> None:
-    events = CacheEvents(EngineSettings(model="m"), SECRET)
+    events = CacheEventQueue(EngineSettings(model="m"), SECRET)
     events.begin((None,), 32)
     simulation = Simulation(bounds(), events=events)
     simulation.admit(Tokens([1] * 40))

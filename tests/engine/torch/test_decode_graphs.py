@@ -27,7 +27,7 @@ from inlay.engine.torch.attention.cuda import Sequences
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.table import PageRun
-from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.decode_graphs import DecodeGraphs, reason_unsupported, sizes
 from inlay.engine.torch.loading import core_of
 from inlay.engine.torch.model import CausalModel
@@ -388,8 +388,8 @@ def test_graphs_that_differ_end_a_strict_start(monkeypatch: pytest.MonkeyPatch) 
     own = load("llama", "bfloat16")
     assert own.self_check is not None
     given = EngineSettings(model=own.path, self_check="strict", kv_cache_memory_bytes=1 << 20)
-    core_of(given, own, SECRET, CacheEvents(given, SECRET))
+    core_of(given, own, SECRET, CacheEventQueue(given, SECRET))
     differing = replace(own.self_check, left_out=(decode_graphs.GRAPHS,))
     monkeypatch.setattr(own, "self_check", differing)
     with pytest.raises(EngineError, match="strict: decoding by CUDA graphs differs"):
-        core_of(given, own, SECRET, CacheEvents(given, SECRET))
+        core_of(given, own, SECRET, CacheEventQueue(given, SECRET))

@@ -15,7 +15,7 @@ from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.model import CausalModel
 from inlay.media.positions import rope_positions
 from inlay.messages.digest import Secret
-from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
+from inlay.messages.prompt import Buffer, Media, Prompt, RowField, Rows, Tokens
 from inlay.messages.request import Output
 from tests.audio_models import audio
 from tests.engine.torch.encode_reference import (
@@ -86,7 +86,7 @@ async def test_the_grid_places_rows_where_the_image_itself_has_its_positions() -
         prompt = prompt_of(engine, ONE.data)
         (ports,) = arrays(await answer(engine, request_of("one", prompt)))
         data, grid = ports["embeddings"], ports["grid"]
-        field = Field("grid", Buffer(grid.tobytes()), "int32", grid.shape)
+        field = RowField("grid", Buffer(grid.tobytes()), "int32", grid.shape)
         rows = Rows(Buffer(data.tobytes()), "float32", data.shape, (field,))
         tail = Tokens(range(5))
         expected, delta = rope_positions(Prompt.of(*prompt.segments, tail))

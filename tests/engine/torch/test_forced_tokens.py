@@ -13,7 +13,7 @@ import torch
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
 from inlay.engine.torch.cache.kv_layout import EngineLimits
-from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.grammar import masks
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.masks import GRACE, forced_tokens
@@ -227,7 +227,7 @@ def test_forced_ids_are_drafted_unless_that_is_off_or_steps_overlap(
 ) -> None:
     settings = EngineSettings(model=str(tiny("llama")), **options)
     engine = core_of(
-        settings, loaded("llama"), SECRET, CacheEvents(settings, SECRET), num_blocks=20
+        settings, loaded("llama"), SECRET, CacheEventQueue(settings, SECRET), num_blocks=20
     )
     told = Grammar("json_schema", json.dumps({"const": "a lantern in the harbour"}))
     outcomes(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.weights import checkpoint
-from inlay.engine.torch.weights.checkpoint import SECONDS, Progress
+from inlay.engine.torch.weights.checkpoint import SECONDS, LoadProgress
 from tests.models import tiny
 
 GB = 1_000_000_000
@@ -20,7 +20,7 @@ def lines(sizes: dict[str, int], items: dict[str, object], seconds: float) -> li
     """Log lines if every parameter takes `seconds`."""
     said: list[str] = []
     ticks = count()
-    found = list(Progress(sizes, said.append, lambda: next(ticks) * seconds).over(items))
+    found = list(LoadProgress(sizes, said.append, lambda: next(ticks) * seconds).over(items))
     assert found == list(items.items())
     return said
 

@@ -20,7 +20,7 @@ from inlay.engine.torch.attention.shape import RECURRENT_WINDOW, LayerShape
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import EngineLimits, PageGroup
 from inlay.engine.torch.cache.table import PageRun
-from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.checks import check_settings
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.masks import Masks
@@ -186,7 +186,7 @@ def test_pages_are_as_large_as_a_state(tmp_path: Path, caplog: pytest.LogCapture
     assert large.least_page_size == -(-state // 64 // 16) * 16 == 80
     assert least_page_size(large.layers, torch.bfloat16) == 160
     with caplog.at_level("INFO"):
-        engine = core_of(settings, large, SECRET, CacheEvents(settings, SECRET))
+        engine = core_of(settings, large, SECRET, CacheEventQueue(settings, SECRET))
     assert "pages have 80 positions, not 16" in caplog.text
     assert card_of(settings, engine, SECRET).block_size == 80
     prompt = ids(5, 170)

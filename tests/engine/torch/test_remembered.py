@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.engine.fairness import Pages
+from inlay.engine.fairness import SequencePages
 from inlay.engine.torch.cache import prefix_cache
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.fairness import PreemptionGain, StepShares, count_starved_step
@@ -52,7 +52,7 @@ class Plain(Scheduler):
                 continue
             found = () if hits is None else tuple(chain.from_iterable(hits.pages))
             start = cached * self.bounds.page_size
-            pages = Pages(found, self.bounds.pages_missing(start, sequence.length))
+            pages = SequencePages(found, self.bounds.pages_missing(start, sequence.length))
             if kept_for and self._shares.pages.excess(sequence, pages) > 0:
                 continue
             missing = pages.lacking + self.table.num_unreferenced(found)
@@ -69,7 +69,7 @@ class Plain(Scheduler):
             self._begin(sequence, hits)
             promised += self._pages_outstanding(sequence)
 
-    def _preempt_for(self, sequence: Sequence, pages: Pages, missing: int) -> bool:
+    def _preempt_for(self, sequence: Sequence, pages: SequencePages, missing: int) -> bool:
         full = len(self.running) >= self.bounds.max_num_seqs
         chosen = self._shares.preemptible_for_slot(sequence)[:1] if full else []
         gain = PreemptionGain(self.table)
@@ -86,7 +86,7 @@ class Plain(Scheduler):
                 return False
         return all(map(self._preempt, chosen))
 
-    def _yielding_pages(self, sequence: Sequence, pages: Pages) -> list[Sequence]:
+    def _yielding_pages(self, sequence: Sequence, pages: SequencePages) -> list[Sequence]:
         shares = self._shares.pages
         priority, own = sequence.order[0], shares.excess(sequence, pages)
         found = [

@@ -15,7 +15,7 @@ from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.media.positions import GRID_FIELD
 from inlay.messages.digest import with_digests
-from inlay.messages.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
+from inlay.messages.prompt import Buffer, Media, Prompt, RowField, Rows, Tokens
 from inlay.messages.request import Request
 from inlay.worker.host import EngineHost
 from tests.engine.conformance import Receiver, make_request, run
@@ -220,7 +220,7 @@ async def test_rows_of_an_image_must_fill_their_grid(vision: Vision) -> None:
     assert grid.name == GRID_FIELD
     cells = np.frombuffer(grid.data.view, "<i4").reshape(-1, 3)
     for wrong in (cells[::-1], cells * 2, np.where(cells == cells.max(), 40_000, cells)):
-        field = Field(
+        field = RowField(
             GRID_FIELD, Buffer(np.ascontiguousarray(wrong).tobytes()), "int32", grid.shape
         )
         prompt = Prompt.of(Tokens([5]), msgspec.structs.replace(rows, bundle=(field,)), Tokens([6]))

@@ -20,7 +20,7 @@ from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.http.parsed_request import read_json
 from inlay.http.server import Call
 from inlay.messages.card import ModelCard
-from inlay.messages.commands import Command, ListAdapters, LoadAdapter, UnloadAdapter
+from inlay.messages.commands import ListAdapters, LoadAdapter, UnloadAdapter, WorkerCommand
 from inlay.messages.request import Task
 from inlay.transport.api import Worker
 
@@ -176,7 +176,7 @@ async def list_loras(call: Call) -> None:
     await call.json(AdapterList(data=entries))
 
 
-async def _send(worker: Worker, command: Command[T]) -> T | InlayError:
+async def _send(worker: Worker, command: WorkerCommand[T]) -> T | InlayError:
     """Return a worker's reply to a command, or its error."""
     try:
         return await worker.call(command, WITHIN)

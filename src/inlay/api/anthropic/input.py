@@ -28,7 +28,7 @@ _ANY_TYPE = "application/octet-stream"
 _THINKING = ("enabled", "adaptive", "disabled")
 
 
-class Conversation(NamedTuple):
+class AnthropicChat(NamedTuple):
     """Turns of a request as the messages of a chat.
 
     Attributes:
@@ -42,7 +42,7 @@ class Conversation(NamedTuple):
     continues: bool
 
 
-def conversation(request: MessagesInput) -> Conversation:
+def conversation(request: MessagesInput) -> AnthropicChat:
     """Return the messages of a request.
 
     Each result of a tool becomes a message. Other blocks of a turn stay together.
@@ -77,7 +77,7 @@ def conversation(request: MessagesInput) -> Conversation:
             "user's message",
             param=where,
         )
-    return Conversation(turns.messages, turns.sources, continues)
+    return AnthropicChat(turns.messages, turns.sources, continues)
 
 
 class _Turns:

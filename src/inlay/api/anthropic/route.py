@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from inlay.api.anthropic.input import (
-    Conversation,
+    AnthropicChat,
     choice_of_tool,
     conversation,
     format_of,
@@ -70,7 +70,7 @@ class _Asked(NamedTuple):
     """A request, parsed and translated."""
 
     incoming: ParsedRequest[Any]
-    said: Conversation
+    said: AnthropicChat
     chat: ChatRequest
 
 
@@ -122,7 +122,7 @@ async def count_tokens(call: Call) -> None:
     await call.json(TokenCount(model.positions_before + len(found.prompt)))
 
 
-def _reader(said: Conversation) -> Callable[..., Any]:
+def _reader(said: AnthropicChat) -> Callable[..., Any]:
     return partial(read_messages, said.messages)
 
 
@@ -140,7 +140,7 @@ def check_version(call: Call) -> None:
 async def _read(call: Call, decoder: msgspec.json.Decoder[T]) -> _Asked:
     """Read, check and translate a request."""
     check_version(call)
-    said: list[Conversation] = []
+    said: list[AnthropicChat] = []
 
     def sources(request: T) -> list[Source]:
         # Again where the body is parsed a second time: the last one is of the request returned.
@@ -155,7 +155,7 @@ async def _read(call: Call, decoder: msgspec.json.Decoder[T]) -> _Asked:
     return _Asked(incoming, said[0], chat)
 
 
-def _as_chat(request: MessagesInput, said: Conversation) -> ChatRequest:
+def _as_chat(request: MessagesInput, said: AnthropicChat) -> ChatRequest:
     thinking = thinking_of(request)
     choice = request.tool_choice or {}
     effort = None if request.output_config is None else request.output_config.effort

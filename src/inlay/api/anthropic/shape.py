@@ -32,7 +32,7 @@ from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.shares import shares_of
 from inlay.base.errors import InlayError
 from inlay.http.sse import Event, TextEvents, named_event
-from inlay.render import ContentDelta, OutputDelta, ParsedOutput, ReasoningDelta
+from inlay.render import ContentDelta, OutputDelta, ParsedOutput, ReasoningPiece
 from inlay.render.arguments import read_arguments
 
 
@@ -113,7 +113,7 @@ class MessagesShape:
         return (
             delta
             for delta in output
-            if self._shows_thinking or not isinstance(delta, ReasoningDelta)
+            if self._shows_thinking or not isinstance(delta, ReasoningPiece)
         )
 
     def _take(self, delta: OutputDelta) -> list[Event]:
@@ -165,14 +165,14 @@ def _place(delta: OutputDelta) -> str | int:
     """Return what the deltas of one block have in common: a kind, or the index of a call."""
     if isinstance(delta, ContentDelta):
         return "text"
-    return "thinking" if isinstance(delta, ReasoningDelta) else delta.index
+    return "thinking" if isinstance(delta, ReasoningPiece) else delta.index
 
 
 def _empty(delta: OutputDelta) -> Block:
     """Return the block that begins with `delta`, before it."""
     if isinstance(delta, ContentDelta):
         return TextBlock("")
-    if isinstance(delta, ReasoningDelta):
+    if isinstance(delta, ReasoningPiece):
         return ThinkingBlock("")
     return ToolUseBlock(delta.id or "", delta.name or "", {})
 
@@ -181,7 +181,7 @@ def _addition(delta: OutputDelta) -> Delta | None:
     """Return the addition of `delta` to its block, if there is any."""
     if isinstance(delta, ContentDelta):
         return TextDelta(delta.text)
-    if isinstance(delta, ReasoningDelta):
+    if isinstance(delta, ReasoningPiece):
         return ThinkingDelta(delta.text)
     return InputDelta(delta.arguments) if delta.arguments else None
 

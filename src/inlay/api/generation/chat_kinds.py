@@ -13,7 +13,7 @@ from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Call, Server
 from inlay.http.sse import EventStream
 from inlay.messages.card import ModelCard
-from inlay.messages.request import Usage
+from inlay.messages.request import EngineUsage
 from inlay.router import ServedModel
 
 
@@ -30,7 +30,7 @@ class UpstreamInput(NamedTuple):
     incoming: ParsedRequest[Any]
     messages: MessageReader
     name: str
-    usages: Mapping[str, Usage]
+    usages: Mapping[str, EngineUsage]
 
 
 class HasGeneration(Protocol):

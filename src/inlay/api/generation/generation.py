@@ -22,8 +22,8 @@ from inlay.http.server import Call
 from inlay.messages import refusals
 from inlay.messages.card import ModelCard
 from inlay.messages.prompt import Prompt
+from inlay.messages.request import EngineUsage as WorkerUsage
 from inlay.messages.request import Output, Request, Sampling
-from inlay.messages.request import Usage as WorkerUsage
 from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
 from inlay.router import Router, ServedModel
 from inlay.router.resume import ResumingStream
@@ -87,7 +87,7 @@ _QUEUED = 64
 """Batches of outputs that may wait between the streams of a request and its response."""
 
 
-class Usage(NamedTuple):
+class AnswerUsage(NamedTuple):
     """Positions of prompts and outputs; each prompt counts once.
 
     Attributes:
@@ -292,10 +292,10 @@ class Generation:
         """Positions of all prompts."""
         return sum(map(self._prompt_tokens, self.requests[:: self._per_prompt]))
 
-    def usage(self) -> Usage:
+    def usage(self) -> AnswerUsage:
         """Return the usage of all choices so far."""
         choices = self.choices
-        return Usage(
+        return AnswerUsage(
             self.prompt_tokens,
             sum(choice.completion_tokens for choice in choices),
             self._cached_tokens(),
@@ -315,10 +315,10 @@ class Generation:
             return {}
         return {self._own_name: WorkerUsage(*self.usage()[:2]), **self._more_usage}
 
-    def usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> Usage:
+    def usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> AnswerUsage:
         """Return the usage of one choice up to `piece`, or before its first."""
         reasoning = 0 if piece is None else piece.reasoning_tokens
-        return Usage(
+        return AnswerUsage(
             self._prompt_tokens(choice.request),
             0 if piece is None else piece.completion_tokens,
             choice.cached_tokens,

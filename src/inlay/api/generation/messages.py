@@ -20,7 +20,7 @@ from inlay.http.quoting import shown_at, shown_value
 from inlay.media.spec import Kind
 from inlay.messages.card import ModelCard
 from inlay.messages.prompt import Rows, Segment, Tokens
-from inlay.render import NO_MEDIA, ChatMedia, Shown
+from inlay.render import NO_MEDIA, ChatMedia, MediaForm
 from inlay.render.turns import REASONING
 
 PARTS = (
@@ -60,7 +60,7 @@ class ReadMessages(NamedTuple):
             return NO_MEDIA
         placeholders = [(kind, card.media.placeholders[kind]) for kind in self.kinds]
         return ChatMedia(
-            self.media, [Shown(kind, it.text, it.before, it.after) for kind, it in placeholders]
+            self.media, [MediaForm(kind, it.text, it.before, it.after) for kind, it in placeholders]
         )
 
 

@@ -16,7 +16,7 @@ from inlay.http.bodies.connection import TextWriter
 from inlay.http.errors import ClientGone, internal_error
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import OFFLOAD_BYTES, Call
-from inlay.http.sse import UNNAMED, Event, EventStream, Framing, TextEvents
+from inlay.http.sse import UNNAMED, Event, EventFraming, EventStream, TextEvents
 from inlay.router import ServedModel
 
 _log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class _Written:
     """Pieces as events of a stream."""
 
     def __init__(
-        self, call: Call, generation: Generation, shape: ResponseShape, framing: Framing
+        self, call: Call, generation: Generation, shape: ResponseShape, framing: EventFraming
     ) -> None:
         self.stream = EventStream(call.send, framing, call.exchange)
         self._prepare = call.server.run_prepared
@@ -139,7 +139,7 @@ async def respond(
     model: ServedModel,
     generation: Generation,
     make_shape: Callable[[], ResponseShape],
-    framing: Framing = UNNAMED,
+    framing: EventFraming = UNNAMED,
     rest: Callable[[EventStream | None], Awaitable[None]] | None = None,
 ) -> None:
     """Run `generation` and answer the call in the shape of `make_shape`.

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState
-from inlay.api.generation.generation import Generation, Usage
+from inlay.api.generation.generation import AnswerUsage, Generation
 from inlay.api.openai.schema.generation import (
     CompletionTokensDetails,
     PromptTokensDetails,
@@ -58,7 +58,7 @@ def _stages(generation: Generation) -> dict[str, StageTokens] | msgspec.UnsetTyp
 
 
 def _usage(
-    usage: Usage,
+    usage: AnswerUsage,
     details: PromptTokensDetails | msgspec.UnsetType,
     stages: dict[str, StageTokens] | msgspec.UnsetType = _UNSET,
     *,

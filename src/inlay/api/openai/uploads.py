@@ -23,7 +23,7 @@ from inlay.media.spec import MediaSpec
 from inlay.messages.card import ModelCard
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
-from inlay.store import Picture, StoredPrompt
+from inlay.store import NewImage, StoredPrompt
 from inlay.tensors import Tensor, check_size, read
 
 _upload = msgspec.json.Decoder(UploadRequest)
@@ -119,11 +119,11 @@ async def _store_image(call: Call, data: Buffer, card: ModelCard | None) -> None
     await call.json(shown(stored, num_tokens))
 
 
-def _picture(data: Buffer, spec: MediaSpec | None, secret: Secret) -> tuple[Picture, int | None]:
+def _picture(data: Buffer, spec: MediaSpec | None, secret: Secret) -> tuple[NewImage, int | None]:
     """Return an image and, with the spec of a model, the positions it takes in its prompts."""
     try:
         header = read_image_header(data.view)
-        picture = Picture(data, header.format, header.height, header.width)
+        picture = NewImage(data, header.format, header.height, header.width)
         return picture, None if spec is None else image_item(spec, data, secret).positions
     except InvalidRequestError as error:
         raise InvalidRequestError(f"data: {error.message}", param="data") from error

@@ -20,7 +20,7 @@ from inlay.base.errors import (
 from inlay.embedding.bundles import FIRST_PORTS, payloads_of
 from inlay.embedding.cache import Bundle
 from inlay.engine.admission import PromptAdmission
-from inlay.engine.embed.queue import BatchQueue, Item
+from inlay.engine.embed.queue import BatchQueue, EmbedItem
 from inlay.engine.embed.vector_model import (
     EmbeddingModel,
     EmbedInput,
@@ -290,10 +290,10 @@ class EmbedEngine:
                 )
                 self._end(receiver, receiver.lost(late))
 
-    def _requests_of(self, batch: Sequence[Item]) -> dict[str, _Receiver]:
+    def _requests_of(self, batch: Sequence[EmbedItem]) -> dict[str, _Receiver]:
         return {item.request_id: self._receivers[item.request_id] for item in batch}
 
-    async def _compute(self, batch: Sequence[Item], requests: dict[str, _Receiver]) -> None:
+    async def _compute(self, batch: Sequence[EmbedItem], requests: dict[str, _Receiver]) -> None:
         asked = [_asked(requests[item.request_id].request, item.index) for item in batch]
         self._running += len(batch)
         try:

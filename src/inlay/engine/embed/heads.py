@@ -15,7 +15,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from inlay.embedding.plan import OutputPlan, Source
-from inlay.engine.embed.outputs import Each, Head, Ids, Logits, One, Vocabulary
+from inlay.engine.embed.outputs import Each, Head, Ids, Logits, One, SpladeWeights
 from inlay.engine.embed.pooling import dense_layers, pool
 from inlay.render.tokenizer import load_tokenizer
 
@@ -46,7 +46,7 @@ def head_of(output: OutputPlan, model: Any, directory: Path) -> Head:
     select = output.select or ()
     if output.source == "vocabulary":
         transform, decoder = _vocabulary_of(model)
-        return Vocabulary(transform, decoder, output.finish, sums=select == ("sum",))
+        return SpladeWeights(transform, decoder, output.finish, sums=select == ("sum",))
     if output.source == "classes":
         return Each(output.name, _of_positions(_without_body(model)))
     size = int(model.config.get_text_config().hidden_size)

@@ -55,7 +55,7 @@ class Each:
         return [{self._name: part.numpy()} for part in torch.split(rows, lengths_of(asked))]
 
 
-class Vocabulary:
+class SpladeWeights:
     """Weights of the whole vocabulary, as SPLADE has them.
 
     The largest logit of each column, or the sum of what follows from all, computed in tiles of

@@ -14,7 +14,7 @@ from inlay.messages.priority import BACKGROUND
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class EmbedItem:
     """One prompt of a request."""
 
     request_id: str
@@ -59,7 +59,7 @@ class BatchQueue:
         if waiting is not None:
             self.positions -= waiting.positions
 
-    def next_batch(self) -> list[Item]:
+    def next_batch(self) -> list[EmbedItem]:
         """Take the next batch, the longest prompts first; empty if nothing waits."""
         if not self._requests:
             return []
@@ -69,7 +69,7 @@ class BatchQueue:
             for waiting in self._requests.values()
             if waiting.order[0] < BACKGROUND or first.order[0] >= BACKGROUND
         ]
-        batch: list[Item] = []
+        batch: list[EmbedItem] = []
         if len(asked) == 1:
             self._take(first, batch, self._budget, must=True)
         else:
@@ -86,7 +86,9 @@ class BatchQueue:
         batch.sort(key=lambda item: -item.length)
         return batch
 
-    def _take(self, waiting: _Waiting, batch: list[Item], room: int, *, must: bool = False) -> int:
+    def _take(
+        self, waiting: _Waiting, batch: list[EmbedItem], room: int, *, must: bool = False
+    ) -> int:
         """Move prompts of a request, longest first, into `batch` while they fit.
 
         `room` is the number of positions left. With `must`, at least one is moved. Returns the room
@@ -94,7 +96,7 @@ class BatchQueue:
         """
         while waiting.items and (must or waiting.items[-1][0] <= room):
             length, index = waiting.items.pop()
-            batch.append(Item(waiting.id, index, length))
+            batch.append(EmbedItem(waiting.id, index, length))
             waiting.positions -= length
             self.positions -= length
             room -= length

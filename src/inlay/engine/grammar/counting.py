@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from inlay.base.single_flight import shielded
-from inlay.engine.grammar.fair_executor import FairExecutor, Task
+from inlay.engine.grammar.fair_executor import FairExecutor, SharedTask
 from inlay.engine.grammar.source import schema_in
 from inlay.engine.grammar.trial import Checked, Trial, TrialProcess, checked_source
 from inlay.messages.request import Grammar
@@ -44,7 +44,7 @@ class GrammarCounter:
             OverloadedError: the engine is closing.
         """
         trial = Trial(self.trials, grammar)
-        task = Task(partial(checked_source, grammar, trial), trial.stop)
+        task = SharedTask(partial(checked_source, grammar, trial), trial.stop)
         self._turns.submit(task, client)
         try:
             # Shielded: a task that is cancelled could not say that its thread is free.

@@ -14,7 +14,7 @@ from inlay.base.fair_queue import FairQueue
 T = TypeVar("T")
 
 
-class Task(Generic[T]):
+class SharedTask(Generic[T]):
     """A task, and the clients that wait for it.
 
     Attributes:
@@ -76,7 +76,7 @@ class FairExecutor(Generic[T]):
         self._share = share
         self._threads = ThreadPoolExecutor(threads, name, yield_to_others)
         self._lock = threading.Lock()
-        self._queue: FairQueue[tuple[Task[T], Hashable]] = FairQueue()
+        self._queue: FairQueue[tuple[SharedTask[T], Hashable]] = FairQueue()
         self._running: Counter[Hashable] = Counter()
         self._busy: set[Hashable] = set()
         self._closed = False
@@ -87,7 +87,7 @@ class FairExecutor(Generic[T]):
             self._closed = True
         self._threads.shutdown(wait=False)
 
-    def submit(self, job: Task[T], client: Hashable) -> None:
+    def submit(self, job: SharedTask[T], client: Hashable) -> None:
         """Have a client wait for a job, which gets into the client's line unless it has begun.
 
         Raises `OverloadedError` when closed.
@@ -99,7 +99,7 @@ class FairExecutor(Generic[T]):
                 self._queue.push((job, client), client, 0)
             self._begin()
 
-    def unsubscribe(self, job: Task[T], client: Hashable) -> bool:
+    def unsubscribe(self, job: SharedTask[T], client: Hashable) -> bool:
         """A client waits no more; True if none does: then a task that has not begun never will."""
         with self._lock:
             if job.unsubscribe(client) and not job.begun:
@@ -123,7 +123,7 @@ class FairExecutor(Generic[T]):
                 self._busy.add(client)
             self._threads.submit(self._run, job, client)
 
-    def _run(self, job: Task[T], client: Hashable) -> None:
+    def _run(self, job: SharedTask[T], client: Hashable) -> None:
         job.run()
         with self._lock:
             self._busy.discard(client)

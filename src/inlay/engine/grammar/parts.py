@@ -23,7 +23,7 @@ _LAST = ("required", "enum", "const", "type", "items", "properties", "$ref")
 _Place = tuple[str, ...]
 
 
-class Parts:
+class SchemaParts:
     """Compiles parts of one schema without a tokenizer."""
 
     def __init__(self, schema: Any) -> None:
@@ -86,7 +86,7 @@ class Parts:
 def explained(schema: Any, error: InvalidRequestError) -> InvalidRequestError:
     """Return the error of a schema with the place of what is refused, where it can be found."""
     try:
-        place = Parts(schema).culprit()
+        place = SchemaParts(schema).culprit()
     except (ValueError, RecursionError):
         return error
     if not place:
@@ -111,16 +111,16 @@ def loosened(schema: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 def _loosened(name: str, definition: Any, until: float) -> Any:
     place = ("$defs", name)
     whole = {"$defs": {name: definition}}
-    if Parts(whole).refusal(place) is None:
+    if SchemaParts(whole).refusal(place) is None:
         return definition
     whole = deepcopy(whole)
     for _ in range(_MAX_LOOSENED):
         if time.thread_time() > until:
             break
-        culprit = Parts(whole).culprit(place, any_reason=True)
+        culprit = SchemaParts(whole).culprit(place, any_reason=True)
         holder, last = part_at(whole, culprit[:-1]), culprit[-1]
         _simplify(whole, culprit, holder, int(last) if isinstance(holder, list) else last)
-        if Parts(whole).refusal(place) is None:
+        if SchemaParts(whole).refusal(place) is None:
             return whole["$defs"][name]
     return {"type": "object"}
 
@@ -134,10 +134,10 @@ def _simplify(whole: Any, place: _Place, holder: Any, key: Any) -> None:
             *(name for name in _LAST if name in part),
         ):
             holder[key] = {keyword: part[keyword] for keyword in part if keyword != left_out}
-            if Parts(whole).refusal(place) is None:
+            if SchemaParts(whole).refusal(place) is None:
                 return
         holder[key] = {"type": part["type"]} if "type" in part else True
-        if Parts(whole).refusal(place) is None:
+        if SchemaParts(whole).refusal(place) is None:
             return
     holder[key] = True
 

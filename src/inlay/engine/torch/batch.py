@@ -1,6 +1,6 @@
 """A scheduled step as tensors: the positions of all chunks, packed one after another.
 
-Shapes: T positions in the step, S spans, R rows among the positions, C hidden size, N page groups.
+Shapes: T positions in the step, S chunks, R rows among the positions, C hidden size, N page groups.
 """
 
 from collections.abc import Iterable, Sequence
@@ -77,18 +77,18 @@ class Batch(NamedTuple):
             device knows; 0 in `token_ids`.
         block_table: [N, S, longest] int32, page numbers of each sequence; padded with 0, the null
             page.
-        counts: positions of each span.
-        contexts: number of positions of each sequence up to the end of its span.
-        adapters: slot of each span's adapter, or `lora.BASE`; empty if no span has one.
+        counts: positions of each chunk.
+        contexts: number of positions of each sequence up to the end of its chunk.
+        adapters: slot of each chunk's adapter, or `lora.BASE`; empty if no chunk has one.
         rope: [3, T] int64, rotary positions by time, height and width; None for models that number
             positions by one axis.
         features: [K, R, C], added to the hidden states of embedding vectors after the first K
             layers; None if there are none.
-        atomic_spans: (span, first, past-last absolute position) of runs whose positions see all of
-            their run; each lies in its span.
+        atomic_spans: (chunk, first, past-last absolute position) of runs whose positions see all of
+            their run; each lies in its chunk.
         bidirectional_layers: layers in which they do, as in `Family.bidirectional`.
-        decoding: spans that decode, with the drafts they verify; the others are chunks of prompts.
-        uncertain: of each span, positions at its end that may be computed again: what recurrent
+        decoding: chunks that decode, with the drafts they verify; the others are chunks of prompts.
+        uncertain: of each chunk, positions at its end that may be computed again: what recurrent
             layers make of them is kept once it is known which count.
     """
 
@@ -122,24 +122,26 @@ class Batch(NamedTuple):
             () if window is None and self.bidirectional_layers == "sliding" else self.atomic_spans
         )
 
-    def only(self, spans: Sequence[int]) -> tuple[Tensor, "Batch"]:
-        """Return the batch of some spans, as attention reads it, and their positions in this one.
+    def only(self, chunks: Sequence[int]) -> tuple[Tensor, "Batch"]:
+        """Return the batch of some chunks, as attention reads it, and their positions in this one.
 
         Without tokens, embedding vectors and runs that see themselves.
         """
         ends = list(accumulate(self.counts))
-        rows = [row for span in spans for row in range(ends[span] - self.counts[span], ends[span])]
+        rows = [
+            row for chunk in chunks for row in range(ends[chunk] - self.counts[chunk], ends[chunk])
+        ]
         index = upload(torch.tensor(rows), self.slots.device)
-        members = upload(torch.tensor(spans), self.slots.device)
+        members = upload(torch.tensor(chunks), self.slots.device)
         part = self._replace(
             slots=self.slots.index_select(1, index),
             block_table=self.block_table.index_select(1, members),
-            counts=tuple(self.counts[span] for span in spans),
-            contexts=tuple(self.contexts[span] for span in spans),
-            adapters=tuple(self.adapters[span] for span in spans) if self.adapters else (),
+            counts=tuple(self.counts[chunk] for chunk in chunks),
+            contexts=tuple(self.contexts[chunk] for chunk in chunks),
+            adapters=tuple(self.adapters[chunk] for chunk in chunks) if self.adapters else (),
             atomic_spans=(),
-            decoding=frozenset(at for at, span in enumerate(spans) if span in self.decoding),
-            uncertain=tuple(self.uncertain[span] for span in spans),
+            decoding=frozenset(at for at, chunk in enumerate(chunks) if chunk in self.decoding),
+            uncertain=tuple(self.uncertain[chunk] for chunk in chunks),
         )
         return index, part
 

@@ -58,7 +58,7 @@ class _BlocksRemoved:
     keys: bytes = b""
 
 
-class CacheEvents:
+class CacheEventQueue:
     """Collects changes of the prefix cache and reports them on `flush`.
 
     Used by one thread at a time.

@@ -17,7 +17,7 @@ from inlay.engine.api import PeerWorkers
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
-from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.failures import engine_failed
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.provider import GrammarProvider
@@ -77,7 +77,7 @@ class TorchEngine:
         self._held: dict[str, tuple[Adapter, str]] = {}
         self._before = Stats()
         self._stats = Stats()
-        self._events = CacheEvents(settings, secret)
+        self._events = CacheEventQueue(settings, secret)
 
     # On the event loop
 

@@ -9,7 +9,7 @@ tokens.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sized
 
-from inlay.engine.fairness import PROTECTED_TOKENS, Pages, Shares, shares_of_places
+from inlay.engine.fairness import PROTECTED_TOKENS, SequencePages, Shares, shares_of_places
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.sequence import Sequence
@@ -25,11 +25,11 @@ class PageHoldings:
         self._held: dict[str | None, set[int]] = {}
         self._lacking: Counter[str | None] = Counter()
 
-    def add(self, client: str | None, pages: Pages) -> None:
+    def add(self, client: str | None, pages: SequencePages) -> None:
         self._held.setdefault(client, set()).update(pages.held)
         self._lacking[client] += pages.lacking
 
-    def after(self, client: str | None, pages: Pages) -> int:
+    def after(self, client: str | None, pages: SequencePages) -> int:
         held = self._held.get(client, set())
         new = len(pages.held) - (len(held.intersection(pages.held)) if held else 0)
         return len(held) + new + self._lacking[client] + pages.lacking
@@ -40,7 +40,7 @@ def shares_of_pages(
 ) -> Shares[Sequence]:
     """Shares of pages; with each running sequence comes the number of pages it has yet to take."""
     pairs = (
-        (sequence, Pages([page for run in sequence.pages for page in run.pages], lacking))
+        (sequence, SequencePages([page for run in sequence.pages for page in run.pages], lacking))
         for sequence, lacking in running
     )
     return Shares(PageHoldings(), total, num_clients, pairs, first_is_free=False)
@@ -104,15 +104,15 @@ class StepShares:
         """Running sequences that would give their place to `sequence`, the first to go first."""
         if len(self._clients) == 1 and self._running[-1].order[0] <= sequence.order[0]:
             return self._unread_before(sequence)
-        return self.places.yielding(sequence, Pages()) or self._unread_before(sequence)
+        return self.places.yielding(sequence, SequencePages()) or self._unread_before(sequence)
 
-    def preemptible_for_pages(self, sequence: Sequence, pages: Pages) -> list[Sequence]:
+    def preemptible_for_pages(self, sequence: Sequence, pages: SequencePages) -> list[Sequence]:
         """Running sequences that would give their pages to `sequence`, likewise."""
         found = self.pages.yielding(sequence, pages)
         return found + [one for one in self._unread_before(sequence) if one not in found]
 
     def preempted_for(
-        self, sequence: Sequence, pages: Pages, short: int, table: PageTable, *, full: bool
+        self, sequence: Sequence, pages: SequencePages, short: int, table: PageTable, *, full: bool
     ) -> list[Sequence] | None:
         """Return those to preempt until a waiting sequence has a place and pages; None: never.
 

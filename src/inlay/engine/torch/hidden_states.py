@@ -23,7 +23,7 @@ from inlay.messages.prompt import Buffer
 from inlay.messages.request import Payload
 
 
-class SpanStates:
+class ChunkStates:
     """States of consecutive positions of one sequence, on the host."""
 
     __slots__ = ("_states", "first", "stop")
@@ -73,7 +73,7 @@ class Recorder:
 
         Args:
             layers: numbers of the layers to record.
-            parts: of each span that wants some: (it, first position, number of positions, index of
+            parts: of each chunk that wants some: (it, first position, number of positions, index of
                 the first in the step).
             chunks: of the step.
             reader: gets all positions of the layers that it reads.
@@ -90,20 +90,22 @@ class Recorder:
         self._told: Download | None = None
 
     @classmethod
-    def of(cls, spans: Run[ScheduledChunk], reader: StateReader | None = None) -> "Recorder | None":
-        """Return the recorder of a step; None if neither a span of it nor a reader wants any."""
-        offsets = accumulate((span.count for span in spans), initial=0)
+    def of(
+        cls, chunks: Run[ScheduledChunk], reader: StateReader | None = None
+    ) -> "Recorder | None":
+        """Return the recorder of a step; None if neither a chunk of it nor a reader wants any."""
+        offsets = accumulate((chunk.count for chunk in chunks), initial=0)
         layers: set[int] = set()
         parts: list[tuple[ScheduledChunk, int, int, int]] = []
-        for span, offset in zip(spans, offsets, strict=False):
-            wanted = span.sequence.wanted_states
-            first = max(span.start, wanted.start)
-            count = min(span.start + span.count, wanted.stop) - first
-            if count > 0 and span.sequence.sampling.hidden_states is not None:
-                parts.append((span, first, count, offset + first - span.start))
-                layers.update(span.sequence.sampling.hidden_states.layers)
+        for chunk, offset in zip(chunks, offsets, strict=False):
+            wanted = chunk.sequence.wanted_states
+            first = max(chunk.start, wanted.start)
+            count = min(chunk.start + chunk.count, wanted.stop) - first
+            if count > 0 and chunk.sequence.sampling.hidden_states is not None:
+                parts.append((chunk, first, count, offset + first - chunk.start))
+                layers.update(chunk.sequence.sampling.hidden_states.layers)
         wanted_at_all = parts or reader is not None
-        return cls(sorted(layers), parts, spans, reader) if wanted_at_all else None
+        return cls(sorted(layers), parts, chunks, reader) if wanted_at_all else None
 
     @contextmanager
     def capture(self, layers: Run[nn.Module], device: torch.device) -> Iterator[None]:
@@ -137,19 +139,19 @@ class Recorder:
         states = (self._found[layer] for layer in self._layers)
         self._told = Download(*(states if projector is None else map(projector, states)))
 
-    def read(self) -> dict[ScheduledChunk, SpanStates]:
-        """Return the states of each span that wants some. Waits for the device."""
+    def read(self) -> dict[ScheduledChunk, ChunkStates]:
+        """Return the states of each chunk that wants some. Waits for the device."""
         if self._told is None:
             return {}
         tensors = self._told.wait()
-        found: dict[ScheduledChunk, SpanStates] = {}
+        found: dict[ScheduledChunk, ChunkStates] = {}
         row = 0
-        for span, first, count, _ in self._parts:
+        for chunk, first, count, _ in self._parts:
             states = {
                 layer: tensor[row : row + count]
                 for layer, tensor in zip(self._layers, tensors, strict=True)
             }
-            found[span] = SpanStates(first, first + count, states)
+            found[chunk] = ChunkStates(first, first + count, states)
             row += count
         return found
 

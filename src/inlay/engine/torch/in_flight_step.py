@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inlay.base.errors import InlayError
-from inlay.engine.torch.hidden_states import Recorder, SpanStates
+from inlay.engine.torch.hidden_states import ChunkStates, Recorder
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.prompt_logprobs import Scored
@@ -42,7 +42,7 @@ class TokenRun:
     finite: bool = True
     unscheduled: bool = False
     scores: PromptLogprobs | None = None
-    states: SpanStates | None = None
+    states: ChunkStates | None = None
 
     @property
     def accepted(self) -> int:

@@ -22,7 +22,7 @@ from inlay.engine.torch.cache.kv_layout import (
     share_of_gpu,
 )
 from inlay.engine.torch.cache.table import PageRun
-from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.decode_graphs import GRAPHS, CudaCapture
 from inlay.engine.torch.grammar.grammars import KINDS
 from inlay.engine.torch.media.encoder import MediaEncoder
@@ -56,7 +56,7 @@ def core_of(
     settings: EngineSettings,
     model: CausalModel,
     secret: Secret,
-    events: CacheEvents,
+    events: CacheEventQueue,
     *,
     num_blocks: int | None = None,
     ask: Callable[[str, Need], object] | None = None,

@@ -55,8 +55,8 @@ class Selection(NamedTuple):
         """Return the selection for a batch, or None if no position has an adapter.
 
         Args:
-            slots: slot of each span, or `BASE`; empty if no span has one.
-            counts: positions of each span.
+            slots: slot of each chunk, or `BASE`; empty if no chunk has one.
+            counts: positions of each chunk.
             rows: number of positions, padding at the end included.
             device: device of the model.
         """
@@ -64,7 +64,7 @@ class Selection(NamedTuple):
         if not used:
             return None
         first, stop = min(used), max(used) + 1
-        # Padding gets the slot of the last span; its result is not used.
+        # Padding gets the slot of the last chunk; its result is not used.
         counts = [*counts[:-1], rows - sum(counts[:-1])]
         own = torch.tensor(list(slots)).repeat_interleave(torch.tensor(counts))
         order = own.argsort(stable=True)

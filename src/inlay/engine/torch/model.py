@@ -333,7 +333,7 @@ class CausalModel:
         self._workspace, self._unsettled = Workspace(), None
 
     def forward(self, batch: Batch, pages: Pages) -> Tensor:
-        """Compute the logits of sampled positions: float32 [spans that sample, vocab_size].
+        """Compute the logits of sampled positions: float32 [chunks that sample, vocab_size].
 
         Raises as `hidden`.
         """
@@ -405,7 +405,7 @@ class CausalModel:
         To be called before the next batch, if the last one had such positions.
 
         Args:
-            kept: of each span, how many of its uncertain positions are not computed again.
+            kept: of each chunk, how many of its uncertain positions are not computed again.
         """
         states, self._unsettled = self._unsettled, None
         if states is not None and any(kept):

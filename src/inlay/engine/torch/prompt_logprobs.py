@@ -42,23 +42,25 @@ class Scored:
 
 
 def score(
-    model: CausalModel, hidden: Tensor, spans: Sequence[ScheduledChunk]
+    model: CausalModel, hidden: Tensor, chunks: Sequence[ScheduledChunk]
 ) -> dict[ScheduledChunk, Scored]:
-    """Compute the logprobs of prompts in a step, by span, for requests that want them.
+    """Compute the logprobs of prompts in a step, by chunk, for requests that want them.
 
-    `hidden` [T, C] are the states of the positions of `spans`, in order.
+    `hidden` [T, C] are the states of the positions of `chunks`, in order.
     """
     found: dict[ScheduledChunk, Scored] = {}
-    for span, offset in zip(
-        spans, accumulate((span.count for span in spans), initial=0), strict=False
+    for chunk, offset in zip(
+        chunks, accumulate((chunk.count for chunk in chunks), initial=0), strict=False
     ):
-        sequence = span.sequence
-        first = max(sequence.scored, span.start + 1)
-        ids = sequence.prompt_token_ids[first : span.start + span.count + 1]
+        sequence = chunk.sequence
+        first = max(sequence.scored, chunk.start + 1)
+        ids = sequence.prompt_token_ids[first : chunk.start + chunk.count + 1]
         if ids:
-            row = offset + first - 1 - span.start
+            row = offset + first - 1 - chunk.start
             states = hidden[row : row + len(ids)]
-            found[span] = _scored(model, states, ids, first, sequence.sampling.prompt_logprobs or 0)
+            found[chunk] = _scored(
+                model, states, ids, first, sequence.sampling.prompt_logprobs or 0
+            )
     return found
 
 

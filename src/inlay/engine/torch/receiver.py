@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from inlay.base.errors import EngineError, InlayError
 from inlay.engine.torch.needs import Need
 from inlay.engine.torch.step import Core
-from inlay.messages.request import Emit, FinishReason, Output, Request, Usage
+from inlay.messages.request import Emit, EngineUsage, FinishReason, Output, Request
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Receiver(NamedTuple):
         return self._last("abort", None)
 
     def _last(self, reason: FinishReason, error: InlayError | None) -> Output:
-        usage = Usage(len(self.request.prompt), len(self.request.prior_output))
+        usage = EngineUsage(len(self.request.prompt), len(self.request.prior_output))
         return replace(self.request.end(reason, error), usage=usage)
 
 

@@ -29,12 +29,12 @@ from collections.abc import Collection, Iterable
 from itertools import chain, islice
 from operator import attrgetter
 
-from inlay.engine.fairness import Pages
+from inlay.engine.fairness import SequencePages
 from inlay.engine.torch.adapter_turns import AdapterTurns
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
-from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.fairness import StepShares, count_starved_step
 from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput, budget, yields
 from inlay.engine.torch.prefix_lookup import Hits, PrefixLookup
@@ -69,7 +69,7 @@ class Scheduler:
         bounds: EngineLimits,
         *,
         prefix_caching: bool = True,
-        events: CacheEvents | None = None,
+        events: CacheEventQueue | None = None,
         max_loras: int | None = None,
         speculator: Speculator | None = None,
     ) -> None:
@@ -248,7 +248,7 @@ class Scheduler:
                 continue
             found: Collection[int] = () if hits is None else hits
             start = cached * self.bounds.page_size
-            pages = Pages(found, self.bounds.pages_missing(start, sequence.length))
+            pages = SequencePages(found, self.bounds.pages_missing(start, sequence.length))
             if kept_for and self._shares.pages.excess(sequence, pages) > 0:
                 continue
             # Even if what it finds is in use; to look at each page takes long.

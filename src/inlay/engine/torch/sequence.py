@@ -20,6 +20,7 @@ from inlay.messages.digest import BLOCK_SIZE, Chain
 from inlay.messages.priority import BACKGROUND
 from inlay.messages.prompt import Media, Prompt, Segment, Tokens
 from inlay.messages.request import (
+    EngineUsage,
     FinishReason,
     Output,
     Payload,
@@ -27,7 +28,6 @@ from inlay.messages.request import (
     Request,
     Sampling,
     TokenLogprobs,
-    Usage,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Sequence:
         expires: deadline on the clock of `Core.expire`, or None.
         atomic: bounds of segments that must not be split.
         grammar: state of the output in the request's grammar, if any.
-        adapter: slot of the adapter for its next span, or `lora.BASE`.
+        adapter: slot of the adapter for its next chunk, or `lora.BASE`.
         media: the prompt's images and their rows, or None if it has none.
         paused: nothing is computed for it until what it has made is used.
         needs: what it waits for before it is started.
@@ -362,7 +362,7 @@ class Sequence:
         reason: FinishReason | None = "error" if error is not None else finish_reason
         usage = None
         if reason is not None or not self._announced:
-            usage = Usage(self.prompt_length, stop, self.cached_tokens, self._queued)
+            usage = EngineUsage(self.prompt_length, stop, self.cached_tokens, self._queued)
         self._announced = True
         return Output(
             request_id=self.request.id,

@@ -15,7 +15,7 @@ from msgspec import structs
 from inlay.base.errors import DeadlineExceededError, EngineError, InlayError, NotFoundError
 from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.cache.kv_layout import EngineLimits
-from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.committer import Committer
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
 from inlay.engine.torch.emitter import Emitter
@@ -66,7 +66,7 @@ class Core:
         prefix_caching: bool = True,
         capture: Capture | None = None,
         overlap: bool = False,
-        events: CacheEvents | None = None,
+        events: CacheEventQueue | None = None,
         max_cpu_loras: int = 0,
         ask: Callable[[str, Need], object] | None = None,
         speculator: Speculator | None = None,

@@ -102,7 +102,7 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
         args.disable_hybrid_kv_cache_manager = True
     args.enable_log_requests = False
     args.disable_log_stats = True
-    args.worker_extension_cls = "inlay.engine.vllm.extension.Extension"
+    args.worker_extension_cls = "inlay.engine.vllm.extension.WorkerExtension"
     return args
 
 

@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from inlay.engine.vllm import nan_guard
 
 
-class Extension:
+class WorkerExtension:
     """Calls that `AsyncLLM.collective_rpc` makes by name."""
 
     model_runner: Any

@@ -125,7 +125,7 @@ class KeySet:
         return Caller(self._tenants[key.name], key.admin, key.share)
 
 
-class Keys:
+class ApiKeys:
     """The keys that are accepted now.
 
     With more than one key, each tenant has a prefix cache of its own, unless the settings share it.

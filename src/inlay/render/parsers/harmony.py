@@ -7,7 +7,7 @@ is ...<|return|> <|channel|>commentary to=functions.look <|constrain|>json<|mess
 
 import re
 
-from inlay.render.output import ReasoningDelta
+from inlay.render.output import ReasoningPiece
 from inlay.render.parsers.calls import CallsParser
 from inlay.render.parsers.source import Show, Steps
 
@@ -49,5 +49,5 @@ class HarmonyParser(CallsParser):
             yield self.open(recipient[1].removeprefix(_FUNCTIONS))
             show = self.piece
         elif channel is not None and channel[1] == "analysis":
-            show = ReasoningDelta
+            show = ReasoningPiece
         return (yield from self.source.until(_ENDS, show))

@@ -54,7 +54,7 @@ def _nothing(text: str) -> int:
     return 0
 
 
-class Source:
+class TextSource:
     """Text that arrives in pieces.
 
     Taken text is unsettled until something is shown for it, so that a parser that finds no call
@@ -289,7 +289,7 @@ class StepsParser(ABC):
     """`OutputParser` whose subclasses read `source` in `_read`."""
 
     def __init__(self) -> None:
-        self.source = Source()
+        self.source = TextSource()
         self._steps = self._read()
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Parser of reasoning between tags, followed by an answer for another parser."""
 
-from inlay.render.output import Begins, OutputDelta, OutputParser, ReasoningDelta
+from inlay.render.output import Begins, OutputDelta, OutputParser, ReasoningPiece
 from inlay.render.parsers.source import Steps, StepsParser, trailing_newlines
 
 
@@ -28,8 +28,8 @@ class ThinkingParser(StepsParser):
                 yield from source.newlines()
                 begun = source.settle().lstrip("\r\n")
                 if begun:
-                    yield ReasoningDelta(begun)
-                yield from source.until((self._end,), ReasoningDelta, hold=trailing_newlines)
+                    yield ReasoningPiece(begun)
+                yield from source.until((self._end,), ReasoningPiece, hold=trailing_newlines)
                 yield from source.newlines()
                 source.settle()
         yield from self._each(self._answer.push(source.settle()))

@@ -12,7 +12,14 @@ from nats.aio.msg import Msg
 from inlay.base import liveness
 from inlay.base.errors import InlayError, InvalidRequestError, OverloadedError
 from inlay.messages.card import PROTOCOL, Address, ModelCard, Rollout, Stats
-from inlay.messages.commands import Command, Drain, LoadAdapter, ReadStats, UnloadAdapter, name_of
+from inlay.messages.commands import (
+    Drain,
+    LoadAdapter,
+    ReadStats,
+    UnloadAdapter,
+    WorkerCommand,
+    name_of,
+)
 from inlay.messages.request import Task
 from inlay.messages.routing import KvEvents
 from inlay.transport.nats.adapters import AdapterRecord, Recorded
@@ -50,7 +57,7 @@ class AnnouncedEngine(Protocol):
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None: ...
 
-    async def call(self, command: Command[R]) -> R: ...
+    async def call(self, command: WorkerCommand[R]) -> R: ...
 
     def forget_prompt(self, key: str | None) -> None: ...
 

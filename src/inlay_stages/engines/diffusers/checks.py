@@ -26,7 +26,7 @@ MAX_PROMPT_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ImageBounds:
     """Bounds of one request.
 
     Attributes:

@@ -6,7 +6,7 @@ from itertools import groupby
 import torch
 
 from inlay.engine.torch.failures import is_out_of_memory
-from inlay_stages.engines.diffusers.families.base import DenoiseState, DiffusionFamily, Row
+from inlay_stages.engines.diffusers.families.base import DenoiseState, DiffusionFamily, PassRow
 from inlay_stages.engines.diffusers.lora import PipelineLoras
 
 
@@ -86,14 +86,14 @@ def _predicted(
     return iter(found[:guided]), iter(found[guided:])
 
 
-def rows_of(painting: DenoiseState, negative: bool) -> list[Row]:
+def rows_of(painting: DenoiseState, negative: bool) -> list[PassRow]:
     """Return the rows of the next step of a painting, for one of its two prompts."""
     scale = getattr(painting.scheduler, "scale_model_input", None)
     latents = painting.latents
     if scale is not None:
         latents = scale(latents, painting.timestep)
     embeds = painting.negative if negative else painting.positive
-    return [Row(painting, image, embeds or {}) for image in latents]
+    return [PassRow(painting, image, embeds or {}) for image in latents]
 
 
 def _next(found: Iterator[torch.Tensor], painting: DenoiseState) -> torch.Tensor:

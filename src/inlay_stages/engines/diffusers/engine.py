@@ -21,12 +21,12 @@ from inlay.messages.card import Adapter, ModelCard, SelfCheck, Stats
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Diffusion, Emit, Payload, Request
-from inlay_stages.engines.diffusers.checks import Bounds, inputs_of
+from inlay_stages.engines.diffusers.checks import ImageBounds, inputs_of
 from inlay_stages.engines.diffusers.families.base import DenoiseState
 from inlay_stages.engines.diffusers.image_pipeline import EMBEDS, ImagePipeline, image_file, payload
 from inlay_stages.engines.diffusers.job import IMAGE, LATENTS, PREVIEW, ImageJob, PreviewLatents
-from inlay_stages.engines.diffusers.loading import Loaded, load
-from inlay_stages.engines.diffusers.model_card import Described, bounds_of, card_of
+from inlay_stages.engines.diffusers.loading import LoadedPipeline, load
+from inlay_stages.engines.diffusers.model_card import DescribedPipeline, bounds_of, card_of
 from inlay_stages.engines.diffusers.part_check import pipeline_parts
 from inlay_stages.engines.diffusers.probing import probe_request
 from inlay_stages.engines.diffusers.turns import put_back, take
@@ -84,13 +84,13 @@ class DiffusersEngine:
         parts = pipeline_parts(loaded)
         check = partial(checked_parts, self._settings.self_check, loaded.dtype, parts)
         described = _described(loaded, await self._thread.run(check))
-        self._bounds: Bounds = bounds_of(self._settings, loaded.facts, loaded.part)
+        self._bounds: ImageBounds = bounds_of(self._settings, loaded.facts, loaded.part)
         self._card = card_of(self._settings, self._bounds, self._secret, described)
         self._begin_with(loaded)
 
-    def _begin_with(self, loaded: Loaded) -> None:
+    def _begin_with(self, loaded: LoadedPipeline) -> None:
         self._closing = False
-        self._loaded: Loaded = loaded
+        self._loaded: LoadedPipeline = loaded
         settings = self._settings
         rank = settings.max_lora_rank if settings.enable_lora else None
         self._painter: ImagePipeline = ImagePipeline(loaded, rank)
@@ -126,7 +126,7 @@ class DiffusersEngine:
             await self._thread.run(partial(self._painter.loras.remove, name))
         self._adapters.pop(name, None)
 
-    async def _rest(self) -> Loaded:
+    async def _rest(self) -> LoadedPipeline:
         if self._driver is None or self._closing:
             raise EngineError("the engine is not running")
         if self._jobs:
@@ -390,14 +390,14 @@ class DiffusersEngine:
         job.end("stop", *payloads, positions=0 if self._loaded.part == "text_encoder" else made)
 
 
-def _described(loaded: Loaded, check: SelfCheck | None) -> Described:
+def _described(loaded: LoadedPipeline, check: SelfCheck | None) -> DescribedPipeline:
     dtype = str(loaded.dtype).removeprefix("torch.")
     path = str(loaded.path)
-    return Described("diffusers", path, loaded.weights_id, dtype, self_check=check)
+    return DescribedPipeline("diffusers", path, loaded.weights_id, dtype, self_check=check)
 
 
 def _encode(
-    painter: ImagePipeline, bounds: Bounds, job: ImageJob
+    painter: ImagePipeline, bounds: ImageBounds, job: ImageJob
 ) -> tuple[dict[str, torch.Tensor], int]:
     inputs = {port: found for port, found in job.inputs.items() if port != "prompt"}
     given = _read(painter, bounds, inputs)
@@ -412,12 +412,12 @@ def _encode(
 
 
 def _read(
-    painter: ImagePipeline, bounds: Bounds, inputs: dict[str, Payload]
+    painter: ImagePipeline, bounds: ImageBounds, inputs: dict[str, Payload]
 ) -> dict[str, torch.Tensor]:
     bounds.check_values(inputs)
     return painter.tensors(inputs)
 
 
-def _begin(painter: ImagePipeline, bounds: Bounds, job: ImageJob) -> tuple[DenoiseState, int]:
+def _begin(painter: ImagePipeline, bounds: ImageBounds, job: ImageJob) -> tuple[DenoiseState, int]:
     embeds, tokens = _encode(painter, bounds, job)
     return painter.begin(embeds, job.params, job.request.adapter), tokens

@@ -14,7 +14,7 @@ from inlay.messages.request import Diffusion, ImageFormat, Payload
 from inlay.tensors.tensor import NUMPY_DTYPES
 from inlay_stages.engines.diffusers import denoising
 from inlay_stages.engines.diffusers.families.base import DenoiseState, DiffusionFamily
-from inlay_stages.engines.diffusers.loading import Loaded, weighted
+from inlay_stages.engines.diffusers.loading import LoadedPipeline, weighted
 from inlay_stages.engines.diffusers.lora import PipelineLoras
 
 NEGATIVE = "negative_"
@@ -51,7 +51,7 @@ class ImagePipeline:
         loras: the adapters.
     """
 
-    def __init__(self, loaded: Loaded, max_lora_rank: int | None = None) -> None:
+    def __init__(self, loaded: LoadedPipeline, max_lora_rank: int | None = None) -> None:
         self._loaded = loaded
         self._family = loaded.family
         adapted = weighted((*loaded.family.text_encoder, *loaded.family.denoiser))

@@ -8,7 +8,15 @@ from typing import NamedTuple
 import torch
 
 from inlay.base.errors import EngineError, ErrorFrame, InlayError
-from inlay.messages.request import Diffusion, Emit, FinishReason, Output, Payload, Request, Usage
+from inlay.messages.request import (
+    Diffusion,
+    Emit,
+    EngineUsage,
+    FinishReason,
+    Output,
+    Payload,
+    Request,
+)
 from inlay_stages.engines.diffusers.families.base import DenoiseState
 
 log = logging.getLogger(__name__)
@@ -113,7 +121,7 @@ class ImageJob:
                 self.request.attempt,
                 0,
                 finish_reason=reason,
-                usage=Usage(self.prompt_tokens, positions, 0, self._waited or 0.0),
+                usage=EngineUsage(self.prompt_tokens, positions, 0, self._waited or 0.0),
                 error=None if error is None else ErrorFrame.of(error),
                 payloads=payloads,
             )

@@ -33,7 +33,7 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedPipeline:
     """A pipeline or a part of it, ready to run.
 
     Attributes:
@@ -63,7 +63,7 @@ class Loaded:
         return self.part in (part, "pipeline")
 
 
-def load(settings: EngineSettings) -> Loaded:
+def load(settings: EngineSettings) -> LoadedPipeline:
     """Load the part of the pipeline that `settings` names, and set the number of CPU threads.
 
     Weights are read from safetensors files alone, and code is diffusers' and transformers' own.
@@ -101,7 +101,7 @@ def load(settings: EngineSettings) -> Loaded:
     stored = stored_dtype(directory / weighted(wanted)[-1])
     dtype = dtype_of(settings.dtype, {"dtype": stored}, device)
     pipeline = read(name, directory, components, wanted, dtype).to(device)
-    return Loaded(
+    return LoadedPipeline(
         family=family(pipeline, facts),
         facts=facts,
         part=part,

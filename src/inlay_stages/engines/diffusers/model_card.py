@@ -7,7 +7,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.messages.card import ImageCard, Limits, ModelCard, SelfCheck
 from inlay.messages.digest import Secret
 from inlay.messages.request import Task
-from inlay_stages.engines.diffusers.checks import Bounds
+from inlay_stages.engines.diffusers.checks import ImageBounds
 from inlay_stages.engines.diffusers.facts import Facts
 from inlay_stages.engines.diffusers.loading import Part
 
@@ -25,7 +25,7 @@ _NO_EMBEDS = {
 }
 
 
-class Described(NamedTuple):
+class DescribedPipeline(NamedTuple):
     """A loaded pipeline or part, as its card names it.
 
     Attributes:
@@ -45,12 +45,12 @@ class Described(NamedTuple):
     self_check: SelfCheck | None = None
 
 
-def bounds_of(settings: EngineSettings, facts: Facts, part: Part) -> Bounds:
+def bounds_of(settings: EngineSettings, facts: Facts, part: Part) -> ImageBounds:
     """Return what a request may ask for."""
     max_abs, own = settings.max_prompt_embeds_abs, facts.width * facts.height
     large = max(_LEAST_PIXELS, 4 * own)
     max_steps = min(settings.max_inference_steps, facts.max_steps)
-    return Bounds(
+    return ImageBounds(
         facts=facts,
         part=part,
         max_pixels=settings.max_generated_image_size or max(own, min(large, _MOST_PIXELS)),
@@ -63,7 +63,7 @@ def bounds_of(settings: EngineSettings, facts: Facts, part: Part) -> Bounds:
 
 
 def card_of(
-    settings: EngineSettings, bounds: Bounds, secret: Secret, described: Described
+    settings: EngineSettings, bounds: ImageBounds, secret: Secret, described: DescribedPipeline
 ) -> ModelCard:
     """Return the metadata that the worker announces."""
     names, facts = settings.names, bounds.facts

@@ -11,7 +11,7 @@ from inlay.engine.torch.self_check import parts
 from inlay.messages.request import Diffusion
 from inlay_stages.engines.diffusers.denoising import rows_of
 from inlay_stages.engines.diffusers.image_pipeline import ImagePipeline
-from inlay_stages.engines.diffusers.loading import Loaded, Part, weighted
+from inlay_stages.engines.diffusers.loading import LoadedPipeline, Part, weighted
 
 _MOST_SIDE = 512
 """Pixels of a side of the image at most: models for larger ones compute these as well."""
@@ -21,23 +21,23 @@ _POSITIONS = 32
 """Of a prompt, where the text encoder is another worker's."""
 
 
-def pipeline_parts(loaded: Loaded) -> dict[str, parts.Part]:
+def pipeline_parts(loaded: LoadedPipeline) -> dict[str, parts.CheckedPart]:
     """Return what is compared with float32: each loaded part, with its models."""
-    runs: Mapping[Part, Callable[[Loaded], Sequence[Tensor]]] = {
+    runs: Mapping[Part, Callable[[LoadedPipeline], Sequence[Tensor]]] = {
         "text_encoder": _encoded,
         "denoiser": _predicted,
         "vae": _decoded,
     }
-    found: dict[str, parts.Part] = {}
+    found: dict[str, parts.CheckedPart] = {}
     for part in get_args(Part):
         if part in runs and loaded.has(part):
             names = weighted(getattr(loaded.family, part))
             modules = [loaded.models[name] for name in names]
-            found[part.replace("_", " ")] = parts.Part(modules, partial(runs[part], loaded))
+            found[part.replace("_", " ")] = parts.CheckedPart(modules, partial(runs[part], loaded))
     return found
 
 
-def _embeds(loaded: Loaded) -> dict[str, Tensor]:
+def _embeds(loaded: LoadedPipeline) -> dict[str, Tensor]:
     if loaded.has("text_encoder"):
         return dict(loaded.family.encode(_TEXT))
     generator = torch.Generator().manual_seed(8)
@@ -49,11 +49,11 @@ def _embeds(loaded: Loaded) -> dict[str, Tensor]:
     }
 
 
-def _encoded(loaded: Loaded) -> Sequence[Tensor]:
+def _encoded(loaded: LoadedPipeline) -> Sequence[Tensor]:
     return [rows.reshape(-1, rows.shape[-1]) for rows in loaded.family.encode(_TEXT).values()]
 
 
-def _predicted(loaded: Loaded) -> Sequence[Tensor]:
+def _predicted(loaded: LoadedPipeline) -> Sequence[Tensor]:
     """Compute the first step of an image."""
     facts = loaded.facts
     width, height = _size(loaded)
@@ -67,7 +67,7 @@ def _predicted(loaded: Loaded) -> Sequence[Tensor]:
     return [loaded.family.predict(rows_of(painting, False)).flatten(1)]
 
 
-def _decoded(loaded: Loaded) -> Sequence[Tensor]:
+def _decoded(loaded: LoadedPipeline) -> Sequence[Tensor]:
     width, height = _size(loaded)
     shape = 1, *loaded.facts.latent_shape(width, height)
     latents = torch.randn(shape, generator=torch.Generator().manual_seed(9))
@@ -75,7 +75,7 @@ def _decoded(loaded: Loaded) -> Sequence[Tensor]:
     return [found.reshape(-1, found.shape[-1])]
 
 
-def _size(loaded: Loaded) -> tuple[int, int]:
+def _size(loaded: LoadedPipeline) -> tuple[int, int]:
     multiple = loaded.facts.multiple
     width, height = (
         max(multiple, min(own, _MOST_SIDE) // multiple * multiple)

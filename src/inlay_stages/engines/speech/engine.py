@@ -20,7 +20,7 @@ from inlay.messages.speech import Speech
 from inlay_stages.engines.jobs import Jobs
 from inlay_stages.engines.sleep import StageSleep
 from inlay_stages.engines.speech.job import SpeechJob
-from inlay_stages.engines.speech.loading import SYSTEM, Loaded, load
+from inlay_stages.engines.speech.loading import SYSTEM, LoadedSpeech, load
 from inlay_stages.engines.speech.vocoder import SAMPLE_RATE
 
 log = logging.getLogger(__name__)
@@ -72,9 +72,9 @@ class SpeechEngine:
         self._card = _card(self._settings, loaded, self._secret, found)
         self._begin_with(loaded)
 
-    def _begin_with(self, loaded: Loaded) -> None:
+    def _begin_with(self, loaded: LoadedSpeech) -> None:
         self._closing = False
-        self._loaded: Loaded = loaded
+        self._loaded: LoadedSpeech = loaded
         self._driver = asyncio.create_task(self._drive())
 
     def check_sleep(self, level: int) -> None:
@@ -86,7 +86,7 @@ class SpeechEngine:
     async def wake_up(self, tags: Sequence[str]) -> bool:
         return await self._sleep.wake_up(tags)
 
-    async def _rest(self) -> Loaded:
+    async def _rest(self) -> LoadedSpeech:
         if self._driver is None or self._closing:
             raise EngineError("the engine is not running")
         if self._jobs:
@@ -219,7 +219,7 @@ class SpeechEngine:
 
 
 def _card(
-    settings: EngineSettings, loaded: Loaded, secret: Secret, check: SelfCheck | None
+    settings: EngineSettings, loaded: LoadedSpeech, secret: Secret, check: SelfCheck | None
 ) -> ModelCard:
     """Return the metadata that the worker announces."""
     names = settings.names

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from inlay.base.errors import EngineError, ErrorFrame, InlayError
 from inlay.engine.input_stream import InputStream
-from inlay.engine.torch.self_check.parts import Part
-from inlay.messages.request import Emit, FinishReason, Input, Output, Payload, Request, Usage
+from inlay.engine.torch.self_check.parts import CheckedPart
+from inlay.messages.request import Emit, EngineUsage, FinishReason, Input, Output, Payload, Request
 from inlay.messages.speech import Speech
 
 
-class Piece(NamedTuple):
+class TurnPayloads(NamedTuple):
     """The payloads of one turn of a request.
 
     Attributes:
@@ -30,14 +30,14 @@ class Piece(NamedTuple):
     made: int = 0
 
 
-class Progress(Protocol):
+class JobProgress(Protocol):
     """The state of a request, which a thread advances."""
 
     @property
     def ready(self) -> bool:
         """True if it can go on without further inputs."""
 
-    def advance(self, inputs: Sequence[Input], *, ended: bool) -> Piece:
+    def advance(self, inputs: Sequence[Input], *, ended: bool) -> TurnPayloads:
         """Take inputs and go on by one turn; `ended` says that no others come."""
 
 
@@ -48,13 +48,13 @@ class Model(Protocol):
     def voices(self) -> tuple[str, ...]:
         """Names of the voices."""
 
-    def begin(self, params: Speech) -> Progress:
+    def begin(self, params: Speech) -> JobProgress:
         """Return the state of a request. Raises `InvalidRequestError` if it cannot be served."""
 
     def probe(self) -> None:
         """Make a little of nothing."""
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, CheckedPart]:
         """Return what is compared with float32 at a start, by name."""
 
 
@@ -72,7 +72,7 @@ class SpeechJob:
     """
 
     def __init__(
-        self, request: Request, progress: Progress, inflow: InputStream, emit: Emit
+        self, request: Request, progress: JobProgress, inflow: InputStream, emit: Emit
     ) -> None:
         self.request = request
         self.progress = progress
@@ -97,7 +97,7 @@ class SpeechJob:
             raise self.inflow.error
         return found
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: TurnPayloads) -> None:
         """Emit what a turn has made, and the end, if that is it."""
         self.made += piece.made
         if piece.done:
@@ -125,7 +125,7 @@ class SpeechJob:
                 self.request.attempt,
                 0,
                 finish_reason=reason,
-                usage=Usage(self.taken, self.made),
+                usage=EngineUsage(self.taken, self.made),
                 error=None if error is None else ErrorFrame.of(error),
                 payloads=payloads,
             )

@@ -40,7 +40,7 @@ _TABLE = "thinker.model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedSpeech:
     """A talker or a vocoder, and what its card says.
 
     Attributes:
@@ -64,7 +64,7 @@ class Loaded:
     samples_per_code: int
 
 
-def load(settings: EngineSettings) -> Loaded:
+def load(settings: EngineSettings) -> LoadedSpeech:
     """Load the part that `settings` names, and set the number of CPU threads.
 
     Raises:
@@ -97,7 +97,7 @@ def load(settings: EngineSettings) -> Loaded:
         # As in transformers: the vocoder computes in float32.
         dtype = torch.float32
         model = _vocoder(directory, config, speakers, device)
-    return Loaded(
+    return LoadedSpeech(
         model=model,
         path=directory,
         weights_id=weights_id(directory),

@@ -23,13 +23,13 @@ from transformers.generation import (
 
 from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.torch.self_check.judgement import MOST_NOISE
-from inlay.engine.torch.self_check.parts import Part
+from inlay.engine.torch.self_check.parts import CheckedPart
 from inlay.engine.torch.self_check.reference import centred
 from inlay.media.positions import rope_positions
 from inlay.messages.prompt import Buffer, Prompt, Segment, Tokens
 from inlay.messages.request import Input, Payload
 from inlay.messages.speech import Speech
-from inlay_stages.engines.speech.job import Piece, tensor_of
+from inlay_stages.engines.speech.job import TurnPayloads, tensor_of
 
 CODES = "codes"
 """Port of what is made: int32 [number]."""
@@ -115,7 +115,7 @@ class Talker:
         logits: Tensor = self._model.codec_head(states)[0]
         return logits.float()
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, CheckedPart]:
         """Return what is compared with float32: the logits behind codes that were said."""
         said = list(self.rows.starts.values())[:1] + [self.rows.end] + [self.rows.pad] * 14
 
@@ -124,7 +124,7 @@ class Talker:
             positions = torch.arange(len(said)).expand(3, -1)
             return [centred(self.every_logits(rows, positions, DynamicCache()))]
 
-        return {"talker": Part([self._model], run, MOST_NOISE)}
+        return {"talker": CheckedPart([self._model], run, MOST_NOISE)}
 
     def probe(self) -> None:
         """Compute two codes of nothing."""
@@ -177,7 +177,7 @@ class Talk:
         wanted = 1 if self._cache is not None else self._params.prompt_tokens + 1
         return self._over or len(self.heard) >= wanted
 
-    def advance(self, inputs: Sequence[Input], *, ended: bool) -> Piece:
+    def advance(self, inputs: Sequence[Input], *, ended: bool) -> TurnPayloads:
         """Hear inputs, and choose the next code if that can be.
 
         Args:
@@ -189,16 +189,16 @@ class Talk:
         if ended and not self._over:
             self._over = True
             if self._cache is None and len(self.heard) <= self._params.prompt_tokens:
-                return Piece((), done=True)  # the thinker has said nothing
+                return TurnPayloads((), done=True)  # the thinker has said nothing
             self.heard.append(self._talker.rows.end.to(self._talker.device, self._talker.dtype))
         if not self.ready:
-            return Piece((), done=False)
+            return TurnPayloads((), done=False)
         code = self._choose(self._next_rows())
         if code in self._talker.ends:
-            return Piece((), done=True)
+            return TurnPayloads((), done=True)
         self.codes.append(code)
         full = len(self.codes) >= self._room
-        return Piece((_payload([code], last=full),), done=full, limited=full, made=1)
+        return TurnPayloads((_payload([code], last=full),), done=full, limited=full, made=1)
 
     def _hear(self, inputs: Sequence[Input]) -> None:
         talker = self._talker

@@ -16,12 +16,12 @@ from torch import Tensor
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
 from inlay.base.errors import EngineError
-from inlay.engine.torch.self_check.parts import Part
+from inlay.engine.torch.self_check.parts import CheckedPart
 from inlay.media.sound_files import FORMATS, sound_writer
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Input, Payload
 from inlay.messages.speech import Speech
-from inlay_stages.engines.speech.job import Piece, tensor_of
+from inlay_stages.engines.speech.job import TurnPayloads, tensor_of
 
 SAMPLE_RATE = 24_000
 """Samples a second, of the family."""
@@ -147,10 +147,14 @@ class Vocoder:
         voice = next(iter(self._voices.values()))
         return self.sound(self.spectrum(codes, voice, self.noise(0, 0, len(codes))))
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, CheckedPart]:
         """Return what must be finite at a start: the sound of a block of codes."""
         codes = [code % self.num_codes for code in range(self.block)]
-        return {"vocoder": Part([self._dit, self._bigvgan], lambda: [self._sound_of(codes)[None]])}
+        return {
+            "vocoder": CheckedPart(
+                [self._dit, self._bigvgan], lambda: [self._sound_of(codes)[None]]
+            )
+        }
 
 
 class VocoderState:
@@ -183,7 +187,7 @@ class VocoderState:
         ahead = _CONTEXT_BLOCKS * self._vocoder.block
         return bool(self._chunk) and len(self._codes) >= self._diffused + self._chunk + ahead
 
-    def advance(self, inputs: Sequence[Input], *, ended: bool) -> Piece:
+    def advance(self, inputs: Sequence[Input], *, ended: bool) -> TurnPayloads:
         """Take codes, and make the sound of the next chunk if that can be.
 
         Raises `EngineError` for sound that is not finite.
@@ -192,7 +196,7 @@ class VocoderState:
             self._codes += tensor_of(given.value).flatten().tolist()
         self._over = self._over or ended
         if not self.ready:
-            return Piece((), done=False)
+            return TurnPayloads((), done=False)
         total = len(self._codes)
         if self._diffused < total:
             stop = min(total, self._diffused + self._chunk) if self._chunk else total
@@ -201,7 +205,7 @@ class VocoderState:
         sound = self._sound(last=done)
         if not torch.isfinite(sound).all():
             raise EngineError("the vocoder's sound is not finite")
-        return Piece(self._payloads(sound, last=done), done=done, made=len(sound))
+        return TurnPayloads(self._payloads(sound, last=done), done=done, made=len(sound))
 
     def _payloads(self, sound: Tensor, *, last: bool) -> tuple[Payload, ...]:
         """Return samples on their port; of a file, all of it behind the last."""

@@ -16,11 +16,11 @@ from inlay.engine.weights import directory_of
 from inlay.messages.card import ModelCard
 from inlay.messages.digest import Secret
 from inlay.tensors.weight_files import convertible, find_weights
-from inlay_stages.engines.diffusers.checks import Bounds
+from inlay_stages.engines.diffusers.checks import ImageBounds
 from inlay_stages.engines.diffusers.facts import Facts, read_configs, read_index
 from inlay_stages.engines.diffusers.families import FAMILIES, DiffusionFamily
 from inlay_stages.engines.diffusers.loading import FILES, identity, read, stored_dtype
-from inlay_stages.engines.diffusers.model_card import Described, bounds_of, card_of
+from inlay_stages.engines.diffusers.model_card import DescribedPipeline, bounds_of, card_of
 from inlay_stages.engines.vllm_omni.arguments import omni_arguments
 
 _TAKES_EMBEDS = ("FluxPipeline", "QwenImagePipeline")
@@ -49,7 +49,7 @@ class LoadedOmni:
     """
 
     omni: Any
-    bounds: Bounds
+    bounds: ImageBounds
     card: ModelCard
     pipeline: str
     family: DiffusionFamily | None
@@ -84,7 +84,7 @@ def load(settings: EngineSettings, secret: Secret) -> LoadedOmni:
             facts = dataclasses.replace(facts, embeds={})
         bounds = bounds_of(settings, facts, "pipeline")
         places = max(1, int(config.max_num_seqs))
-        described = Described(
+        described = DescribedPipeline(
             "vllm-omni",
             str(directory),
             identity(directory, [*components]),

@@ -18,7 +18,7 @@ MOST_NUMBERS = 512 * 1024
 """Numbers of vectors for positions that an answer has in JSON, about 7 MB."""
 
 
-class Rows(NamedTuple):
+class PositionVectors(NamedTuple):
     """Vectors of some positions of an input.
 
     Attributes:
@@ -36,7 +36,7 @@ def rows_of(
     card: EmbeddingCard,
     role: str | None,
     normalize: bool | None = None,
-) -> Rows:
+) -> PositionVectors:
     """Return an input's vectors, without those of positions that its role leaves out.
 
     Args:
@@ -57,7 +57,7 @@ def rows_of(
     values = values[kept]
     if output.normalize if normalize is None else normalize:
         values = normalized(values)
-    return Rows(values, positions)
+    return PositionVectors(values, positions)
 
 
 def ids_of(prompt: Prompt) -> list[int | None]:
@@ -94,7 +94,7 @@ def output_shown(
 
 
 def _labels(
-    rows: Rows, found: Gathered, output: OutputCard, use_activation: bool | None
+    rows: PositionVectors, found: Gathered, output: OutputCard, use_activation: bool | None
 ) -> list[dict[str, Any]]:
     """Return the likeliest class of each position that is text."""
     scores = activated(rows.values, "softmax", use_activation)

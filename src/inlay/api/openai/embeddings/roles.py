@@ -28,7 +28,7 @@ _PROMPTS: Mapping[str, Sequence[str]] = {
 """Names of prompts of each role, in the order of sentence-transformers' `encode_document`."""
 
 
-class Part(NamedTuple):
+class RolePart(NamedTuple):
     """The part that texts play, as a request says it.
 
     Attributes:
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 def part_of(
     given: Mapping[str, str | None], card: EmbeddingCard, model: str, default: str | None = None
-) -> Part:
+) -> RolePart:
     """Return the part of texts.
 
     Args:
@@ -83,7 +83,7 @@ def part_of(
         of_role = () if role is None else _PROMPTS[role]
         found = next((name for name in of_role if name in card.prompts), card.default_prompt)
         prefix = "" if found is None else card.prompts.get(found, "")
-    return Part(role, prefix)
+    return RolePart(role, prefix)
 
 
 def _known(card: EmbeddingCard) -> str:

@@ -115,7 +115,7 @@ async def _answer(
 def _embeddings(request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard) -> _Plan:
     encoding = Encoding.of(request)
     names = _names(request, model, encoding)
-    shown = Shown.of(request, card, model.name) if "dense" in names else None
+    shown = VectorForm.of(request, card, model.name) if "dense" in names else None
     role = _role(request, model, card)
     outputs = [card.output(name, model.name) for name in names if name != "dense"]
     floats = encoding.format == "float" and "tokens" in names
@@ -168,7 +168,7 @@ def _names(request: EmbeddingRequest, model: ServedModel, encoding: Encoding) ->
     return names
 
 
-class Shown(NamedTuple):
+class VectorForm(NamedTuple):
     """Post-processing of the model's vectors.
 
     Attributes:
@@ -180,7 +180,7 @@ class Shown(NamedTuple):
     normalize: bool
 
     @classmethod
-    def of(cls, request: EmbeddingRequest, card: EmbeddingCard, model: str) -> "Shown":
+    def of(cls, request: EmbeddingRequest, card: EmbeddingCard, model: str) -> "VectorForm":
         """Return the options of a request.
 
         Raises `InvalidRequestError` for options that the model does not allow.

@@ -41,7 +41,7 @@ _CONTENT = {"message": "content", "function_call_output": "output"}
 _PARTIAL = ("in_progress", "incomplete")
 
 
-class Conversation(NamedTuple):
+class ResponsesChat(NamedTuple):
     """Items of a request as the messages of a chat.
 
     Attributes:
@@ -78,7 +78,7 @@ def _kind(item: Mapping[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def conversation(request: ResponsesRequest) -> Conversation:
+def conversation(request: ResponsesRequest) -> ResponsesChat:
     """Return the messages of a request.
 
     Consecutive items of the assistant (reasoning, text, calls) become one message. So do texts of
@@ -100,7 +100,7 @@ def conversation(request: ResponsesRequest) -> Conversation:
         turns.say("system", request.instructions, "instructions")
     if isinstance(items, str):
         turns.say("user", items, "input")
-        return Conversation(turns.messages, turns.named, continues=False)
+        return ResponsesChat(turns.messages, turns.named, continues=False)
     for number, item in enumerate(items):
         turns.add(item, f"input[{number}]")
     if not turns.messages:
@@ -111,7 +111,7 @@ def conversation(request: ResponsesRequest) -> Conversation:
         and last.get("role") == "assistant"
         and last.get("status") in _PARTIAL
     )
-    return Conversation(*_opening_joined(turns.messages, turns.named), continues)
+    return ResponsesChat(*_opening_joined(turns.messages, turns.named), continues)
 
 
 def _opening_joined(

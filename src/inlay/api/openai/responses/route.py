@@ -13,7 +13,7 @@ from inlay.api.generation.respond import respond
 from inlay.api.openai.responses.input import (
     LOGPROBS,
     PARTS,
-    Conversation,
+    ResponsesChat,
     check_responses,
     choice_of_tool,
     conversation,
@@ -109,7 +109,7 @@ async def responses(call: Call) -> None:
         raise error.mapped(_own_field) from None
 
 
-def _as_chat(request: ResponsesRequest) -> tuple[Conversation, ChatRequest]:
+def _as_chat(request: ResponsesRequest) -> tuple[ResponsesChat, ChatRequest]:
     said = conversation(request)
     logprobs = LOGPROBS in (request.include or ())
     return said, ChatRequest(

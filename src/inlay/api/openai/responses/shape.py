@@ -31,7 +31,7 @@ from inlay.api.openai.schema.responses_events import (
 from inlay.api.shares import shares_of
 from inlay.base.errors import InlayError
 from inlay.http.errors import shown
-from inlay.render import ReasoningDelta, Renderer
+from inlay.render import ReasoningPiece, Renderer
 
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """OpenAI's codes for responses that failed, by status; all others are "server_error"."""
@@ -94,7 +94,7 @@ class ResponsesShape:
         shown = [
             delta
             for delta in piece.output
-            if self._shows_reasoning or not isinstance(delta, ReasoningDelta)
+            if self._shows_reasoning or not isinstance(delta, ReasoningPiece)
         ]
         events = self._items.take(shown, self._waiting)
         if events:

@@ -133,9 +133,9 @@ class CudaAttention:
         wholes = batch.wholes_of(window)
         if not wholes:
             return None
-        spans = zip(batch.counts, batch.contexts, strict=True)
-        seen = [np.arange(context - count, context, dtype=np.int32) for count, context in spans]
-        for span, first, end in wholes:
-            base = batch.contexts[span] - batch.counts[span]
-            seen[span][first - base : end - base] = end - 1
+        chunks = zip(batch.counts, batch.contexts, strict=True)
+        seen = [np.arange(context - count, context, dtype=np.int32) for count, context in chunks]
+        for chunk, first, end in wholes:
+            base = batch.contexts[chunk] - batch.counts[chunk]
+            seen[chunk][first - base : end - base] = end - 1
         return upload(torch.from_numpy(np.concatenate(seen)), batch.slots.device)

@@ -277,41 +277,41 @@ class GatheredAttention:
         group = 1 if scoring.latent is not None else query.shape[0] // self._pages.keys[0].shape[0]
         decodes: list[tuple[int, int, int]] = []
         first = 0
-        for span, (count, context) in enumerate(
+        for chunk, (count, context) in enumerate(
             zip(self._batch.counts, self._batch.contexts, strict=True)
         ):
             if count == 1:
-                decodes.append((context, span, first))
+                decodes.append((context, chunk, first))
             elif query.shape[0] * query.element_size() * count * context <= _SCORE_BYTES:
-                yield self._block(span, self._arange(first, first + count), context, window)
+                yield self._block(chunk, self._arange(first, first + count), context, window)
             else:
                 row_bytes = group * query.element_size() * context
-                yield self._prompt(span, slice(first, first + count), context, window, row_bytes)
+                yield self._prompt(chunk, slice(first, first + count), context, window, row_bytes)
             first += count
         # Sorted by length, as sequences of a group are padded to its longest.
         decodes.sort(reverse=True)
         yield from self._decodes(decodes, window)
 
-    def _block(self, span: int, rows: Tensor, high: int, window: Window) -> _Group:
+    def _block(self, chunk: int, rows: Tensor, high: int, window: Window) -> _Group:
         """Return consecutive queries of one sequence, the last of them at position `high - 1`."""
         size = self._pages.page_size
         low = _low(high - len(rows) + 1, window) // size
-        pages = self._batch.block_table[:, span, low : -(-high // size)].long()
+        pages = self._batch.block_table[:, chunk, low : -(-high // size)].long()
         length = pages.shape[1] * size
         # Without a window, a query can only be blind to positions after itself.
         tail = (
             length if high > (size_of(window) or high) else length - (high - low * size) + len(rows)
         )
         places = self._arange(low * size + length - tail, low * size + length)
-        hidden = self._hidden(span, high - len(rows), high, places, window)
+        hidden = self._hidden(chunk, high - len(rows), high, places, window)
         stale = self._arange(high - low * size, length)
-        return _Group(rows, pages, 1, hidden[None, None], stale, self._adapter(span))
+        return _Group(rows, pages, 1, hidden[None, None], stale, self._adapter(chunk))
 
-    def _adapter(self, span: int) -> int:
-        return self._batch.adapters[span] if self._batch.adapters else BASE
+    def _adapter(self, chunk: int) -> int:
+        return self._batch.adapters[chunk] if self._batch.adapters else BASE
 
     def _prompt(
-        self, span: int, rows: slice, context: int, window: Window, row_bytes: int
+        self, chunk: int, rows: slice, context: int, window: Window, row_bytes: int
     ) -> _Prompt:
         """Return all queries of a sequence, the last of them at position `context - 1`.
 
@@ -326,16 +326,16 @@ class GatheredAttention:
         for first in range(0, count, step):
             own = slice(first, min(count, first + step))
             stop = start + own.stop
-            high = max([stop, *(end for one, at, end in wholes if one == span and at < stop)])
+            high = max([stop, *(end for one, at, end in wholes if one == chunk and at < stop)])
             low = _low(start + own.start + 1, window)
             # Without a window, a query can only be blind to positions after itself.
             tail = low if window is not None else start + own.start
-            hidden = self._hidden(span, start + own.start, stop, self._arange(tail, high), window)
+            hidden = self._hidden(chunk, start + own.start, stop, self._arange(tail, high), window)
             blocks.append(_Block(own, slice(low - base, high - base), hidden))
-        pages = self._batch.block_table[:, span, base // size : -(-context // size)].long()
-        return _Prompt(rows, pages, blocks, self._adapter(span))
+        pages = self._batch.block_table[:, chunk, base // size : -(-context // size)].long()
+        return _Prompt(rows, pages, blocks, self._adapter(chunk))
 
-    def _hidden(self, span: int, start: int, stop: int, places: Tensor, window: Window) -> Tensor:
+    def _hidden(self, chunk: int, start: int, stop: int, places: Tensor, window: Window) -> Tensor:
         """Return which `places` the queries at positions `start` to `stop` must not see, bool.
 
         A query sees up to its own position, or up to the end of the run that it is in.
@@ -343,7 +343,7 @@ class GatheredAttention:
         queries = self._arange(start, stop)[:, None]
         last = queries
         for one, first, end in self._batch.wholes_of(window):
-            if one == span:
+            if one == chunk:
                 last = torch.where((queries >= first) & (queries < end), end - 1, last)
         hidden = places > last
         if window is None:
@@ -353,7 +353,7 @@ class GatheredAttention:
         return hidden | (queries - places >= window)
 
     def _decodes(self, decodes: list[tuple[int, int, int]], window: Window) -> Iterator[_Group]:
-        """Group (context, span, index in the batch) by length, longest first.
+        """Group (context, chunk, index in the batch) by length, longest first.
 
         A group stays within `_GROUP_BYTES`, and its lengths within a factor of two.
         """
@@ -382,13 +382,13 @@ class GatheredAttention:
         """Return the group of sequences with one query each, which see at most `longest` pages."""
         size = self._pages.page_size
         described = [(*member, _low(member[0], window)) for member in members]
-        contexts, spans, rows, lows = torch.tensor(described, device=self._device).unbind(1)
+        contexts, chunks, rows, lows = torch.tensor(described, device=self._device).unbind(1)
         starts = lows // size
         # Beyond its end a sequence gathers arbitrary pages; all of that is masked.
         columns = (starts[:, None] + self._arange(0, longest)).clamp_(
             max=self._batch.block_table.shape[2] - 1
         )
-        pages = self._batch.block_table[:, spans[:, None], columns].long().flatten(1)
+        pages = self._batch.block_table[:, chunks[:, None], columns].long().flatten(1)
         places = starts[:, None] * size + self._arange(0, longest * size)
         after = places >= contexts[:, None]
         hidden = after | (places < lows[:, None])

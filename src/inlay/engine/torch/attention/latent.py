@@ -107,8 +107,8 @@ class LatentAttention:
             if way == all(ways) == any(ways):
                 yield _Part(None, _adapted(batch), make(batch), way)
                 continue
-            spans = [span for span, own in enumerate(ways) if own is way]
-            rows, part = batch.only(spans)
+            chunks = [chunk for chunk, own in enumerate(ways) if own is way]
+            rows, part = batch.only(chunks)
             yield _Part(rows, _adapted(part), make(part), way)
 
 

@@ -97,16 +97,16 @@ class NativeAttention:
         rows = counts.cumsum(0, dtype=torch.int32) - counts
         ends = (contexts - counts - rows).repeat_interleave(counts) + 1
         ends += torch.arange(len(ends), dtype=torch.int32)
-        for span, first, end in batch.wholes_of(window):
-            at = int(rows[span] - (contexts[span] - counts[span]))
+        for chunk, first, end in batch.wholes_of(window):
+            at = int(rows[chunk] - (contexts[chunk] - counts[chunk]))
             ends[at + first : at + end] = end
-        spans = torch.tensor(order, dtype=torch.int32)
+        chunks = torch.tensor(order, dtype=torch.int32)
         return AttentionShape(
             batch.block_table[group].contiguous(),
-            spans,
-            rows[spans],
-            counts[spans],
-            contexts[spans],
+            chunks,
+            rows[chunks],
+            counts[chunks],
+            contexts[chunks],
             ends,
             len(batch.decoding),
             -window.size if isinstance(window, Chunk) else window or 0,

@@ -151,7 +151,7 @@ class RecurrentStates:
         return projected
 
     def commit_recurrent_state(self, kept: Sequence[int]) -> None:
-        """Keep the states after the first `kept` uncertain positions of each span."""
+        """Keep the states after the first `kept` uncertain positions of each chunk."""
         runs = list(_uncertain(self._batch, self._pages.page_size, kept, keep=True))
         for module, inputs in self._inputs.items():
             for run in runs:
@@ -234,23 +234,23 @@ def _projected(module: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def _certain(batch: "Batch") -> list[int]:
-    """Return how many positions of each span are not computed again."""
+    """Return how many positions of each chunk are not computed again."""
     return [
         count - again for count, again in zip_longest(batch.counts, batch.uncertain, fillvalue=0)
     ]
 
 
 def _single(batch: "Batch", size: int) -> Iterator[_Run]:
-    """Yield the spans with one certain position, if there are any, with pages of `size`."""
-    spans = [span for span, count in enumerate(_certain(batch)) if count == 1]
-    if not spans:
+    """Yield the chunks with one certain position, if there are any, with pages of `size`."""
+    chunks = [chunk for chunk, count in enumerate(_certain(batch)) if count == 1]
+    if not chunks:
         return
     rows: slice | Tensor = slice(len(batch.positions))
     table = batch.block_table
-    if len(spans) < len(batch.positions):
+    if len(chunks) < len(batch.positions):
         firsts = list(accumulate(batch.counts, initial=0))
-        rows = upload(torch.tensor([firsts[span] for span in spans]), table.device)
-        table = table[:, upload(torch.tensor(spans), table.device)]
+        rows = upload(torch.tensor([firsts[chunk] for chunk in chunks]), table.device)
+        table = table[:, upload(torch.tensor(chunks), table.device)]
     positions = batch.positions[rows]
     pages = ((positions - 1).clamp_(min=0) // size)[None, :, None].expand(len(table), -1, 1)
     # The null page has the state of nothing, which is zero.
@@ -261,32 +261,32 @@ def _single(batch: "Batch", size: int) -> Iterator[_Run]:
 def _several(batch: "Batch", size: int) -> Iterator[_Run]:
     """Yield the certain parts of the others, divided by pages."""
     first = 0
-    for span, (count, certain) in enumerate(zip(batch.counts, _certain(batch), strict=True)):
-        start = batch.contexts[span] - count
+    for chunk, (count, certain) in enumerate(zip(batch.counts, _certain(batch), strict=True)):
+        start = batch.contexts[chunk] - count
         for at, stop in _by_page(start, start + certain, size) if certain > 1 else ():
             rows = slice(first + at - start, first + stop - start)
-            yield _Run(rows, stop - at, *_pages_of(batch, [(span, at)], size))
+            yield _Run(rows, stop - at, *_pages_of(batch, [(chunk, at)], size))
         first += count
 
 
 def _uncertain(batch: "Batch", size: int, counts: Sequence[int], *, keep: bool) -> Iterator[_Run]:
-    """Yield the first `counts` uncertain positions of each span, equally many of some together.
+    """Yield the first `counts` uncertain positions of each chunk, equally many of some together.
 
     Rows are numbers among uncertain positions. Those whose states are kept are divided by pages.
     """
     turns: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     first = 0
-    for span, (again, count) in enumerate(zip(batch.uncertain, counts, strict=True)):
-        start = batch.contexts[span] - again
+    for chunk, (again, count) in enumerate(zip(batch.uncertain, counts, strict=True)):
+        start = batch.contexts[chunk] - again
         parts = _by_page(start, start + count, size) if keep else [(start, start + count)]
         for turn, (at, stop) in enumerate(parts if count else ()):
             found = turns.setdefault((turn, stop - at), [])
-            found.append((span, at, first + at - start))
+            found.append((chunk, at, first + at - start))
         first += again
     # A sequence's second part begins with the state after its first.
     for (_, length), members in sorted(turns.items()):
         rows = torch.tensor([row + place for _, _, row in members for place in range(length)])
-        read, write = _pages_of(batch, [(span, at) for span, at, _ in members], size)
+        read, write = _pages_of(batch, [(chunk, at) for chunk, at, _ in members], size)
         yield _Run(upload(rows, batch.slots.device), length, read, write if keep else None)
 
 
@@ -301,11 +301,11 @@ def _by_page(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
 def _pages_of(
     batch: "Batch", places: Sequence[tuple[int, int]], size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the pages of the position before each (span, position), 0 for none, and of its own.
+    """Return the pages of the position before each (chunk, position), 0 for none, and of its own.
 
     Both [page groups, B] int64.
     """
     table = batch.block_table
-    spans, positions = upload(torch.tensor(places), table.device).T
-    before = table[:, spans, (positions - 1).clamp(min=0) // size] * (positions > 0)
-    return before.long(), table[:, spans, positions // size].long()
+    chunks, positions = upload(torch.tensor(places), table.device).T
+    before = table[:, chunks, (positions - 1).clamp(min=0) // size] * (positions > 0)
+    return before.long(), table[:, chunks, positions // size].long()

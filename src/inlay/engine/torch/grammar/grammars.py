@@ -20,7 +20,7 @@ from inlay.base.errors import (
 )
 from inlay.base.lru import LruBytes
 from inlay.engine.grammar.counting import THREADS
-from inlay.engine.grammar.fair_executor import FairExecutor, Task, yield_to_others
+from inlay.engine.grammar.fair_executor import FairExecutor, SharedTask, yield_to_others
 from inlay.engine.grammar.matchers import PARAM, compiled, tokenizer_of
 from inlay.engine.grammar.trial import Trial, TrialProcess, checked_source
 from inlay.engine.torch.grammar.state import GrammarState
@@ -68,7 +68,7 @@ class Waiting:
 
     __slots__ = ("job", "state")
 
-    def __init__(self, job: Task[_Compiled]) -> None:
+    def __init__(self, job: SharedTask[_Compiled]) -> None:
         self.job = job
         self.state: Future[GrammarState] = Future()
 
@@ -89,7 +89,7 @@ class Grammars:
         # Apart from those that compile: what has been compiled does not wait.
         self._threads = ThreadPoolExecutor(1, "inlay-grammar-state", initializer=yield_to_others)
         self._lock = threading.Lock()
-        self._kept: LruBytes[_Key, Task[_Compiled]] = LruBytes(MAX_KEPT_BYTES, _num_bytes)
+        self._kept: LruBytes[_Key, SharedTask[_Compiled]] = LruBytes(MAX_KEPT_BYTES, _num_bytes)
         self._tokenizer = self._threads.submit(tokenizer_of, path, eos_token_ids)
         self._trials = TrialProcess(path, eos_token_ids)
 
@@ -168,17 +168,17 @@ class Grammars:
         else:
             waiting.state.set_result(state)
 
-    def _job(self, key: "_Key") -> Task[_Compiled]:
+    def _job(self, key: "_Key") -> SharedTask[_Compiled]:
         found = self._kept.get(key)
         if found is None:
             grammar = Grammar(key.kind, key.source, loose=key.loose)
             trial = Trial(self._trials, grammar)
-            found = Task(partial(self._compile, grammar, trial), trial.stop)
+            found = SharedTask(partial(self._compile, grammar, trial), trial.stop)
             self._kept.put(key, found)
             found.done.add_done_callback(partial(self._compiled, key, found))
         return found
 
-    def _compiled(self, key: "_Key", job: Task[_Compiled], done: "Future[_Compiled]") -> None:
+    def _compiled(self, key: "_Key", job: SharedTask[_Compiled], done: "Future[_Compiled]") -> None:
         """Keep what a grammar is, and no failure of the machine: the next request tries again."""
         error = done.exception()
         with self._lock:
@@ -198,7 +198,7 @@ class Grammars:
         return _Compiled(matcher, checked.num_bytes)
 
 
-def _num_bytes(key: _Key, job: Task[_Compiled]) -> int:
+def _num_bytes(key: _Key, job: SharedTask[_Compiled]) -> int:
     """Memory of a grammar that is kept; before it is compiled, of its source."""
     compiled = job.done.done() and job.done.exception() is None
     size = len(key.source) + (job.done.result().num_bytes if compiled else 0)

@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from inlay.base.errors import InlayError, InvalidRequestError
-from inlay.engine.grammar.fair_executor import FairExecutor, Task
+from inlay.engine.grammar.fair_executor import FairExecutor, SharedTask
 from inlay.engine.grammar.matchers import PARAM, refusal
 from inlay.messages.request import Grammar
 
@@ -93,7 +93,7 @@ class GrammarState:
         self._mask: Mask = np.zeros((vocab_size + 31) // 32, dtype=np.uint32)
         self._start: int | None = None if grammar.after else 0
         self._seen = 0
-        self._job: Task[Mask | None] | None = None
+        self._job: SharedTask[Mask | None] | None = None
         self._forced: Future[tuple[int, ...]] = Future()
         self._usable_ids = vocab_size if usable_ids is None else usable_ids
         self._old = -1
@@ -148,7 +148,7 @@ class GrammarState:
             self._old = len(output)
             self._started = None
             self._forced = Future()
-            self._job = Task(partial(self._compute, list(output), self._forced))
+            self._job = SharedTask(partial(self._compute, list(output), self._forced))
             turns.submit(self._job, client)
 
     def drop(self, turns: FairExecutor[Mask | None], client: Hashable) -> None:

@@ -10,7 +10,7 @@ from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.prompt_media import PromptMedia
 from inlay.media.positions import grid_field, merged
 from inlay.messages.prompt import Media, Prompt, Rows
-from inlay.messages.request import PORTS, Emit, Output, Payload, Request, Task, Usage
+from inlay.messages.request import PORTS, Emit, EngineUsage, Output, Payload, Request, Task
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class EncodeRequests:
             request.attempt,
             0,
             finish_reason="stop",
-            usage=Usage(num_rows, 0),
+            usage=EngineUsage(num_rows, 0),
             payloads=tuple(payloads),
         )
 

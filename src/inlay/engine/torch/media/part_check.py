@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inlay.engine.torch.media.readers import Readers
 from inlay.engine.torch.media.tower import Tower
-from inlay.engine.torch.self_check.parts import Part
+from inlay.engine.torch.self_check.parts import CheckedPart
 from inlay.media.items import Item, audio_item, image_item
 from inlay.media.spec import MediaSpec
 from inlay.messages.digest import Secret
@@ -27,7 +27,7 @@ _SIDE = 336
 _SECONDS, _RATE = 2, 16_000
 
 
-def tower_parts(tower: Tower, readers: Readers, spec: MediaSpec) -> dict[str, Part]:
+def tower_parts(tower: Tower, readers: Readers, spec: MediaSpec) -> dict[str, CheckedPart]:
     """Return the parts of a tower that are compared with float32, by the kind of media.
 
     A video goes through the modules that pictures go through.
@@ -38,7 +38,7 @@ def tower_parts(tower: Tower, readers: Readers, spec: MediaSpec) -> dict[str, Pa
         "audio": lambda: audio_item(spec, _sound(), secret),
     }
     return {
-        kind: Part([tower.body], partial(_rows, tower, readers, item))
+        kind: CheckedPart([tower.body], partial(_rows, tower, readers, item))
         for kind, item in made.items()
         if kind in readers
     }

@@ -24,7 +24,7 @@ from inlay.media.audio import AudioChunks, AudioGeometry
 from inlay.media.geometry import PatchGrid
 from inlay.media.model_files import ModelFiles
 from inlay.media.spec import MediaSpec
-from inlay.media.tiles import Chunks
+from inlay.media.tiles import ChunkTiles
 from inlay.messages.prompt import Media
 from inlay.tensors.tidy_directory import tidied
 
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
     long: bool = False
 
 
-class Reader(Protocol):
+class MediaReader(Protocol):
     """Reads items of one kind."""
 
     def plan(self, run: Media) -> Plan:
@@ -66,7 +66,7 @@ class Reader(Protocol):
         """
 
 
-Readers: TypeAlias = Mapping[str, Reader]
+Readers: TypeAlias = Mapping[str, MediaReader]
 """A reader for each kind of media that a model takes."""
 
 
@@ -87,7 +87,7 @@ class PictureReader:
         return Plan(sized.bytes, height * width, read)
 
 
-class FrameReader:
+class VideoReader:
     """Reads videos, for towers that see them as patches of two frames or more."""
 
     def __init__(self, spec: MediaSpec, directory: Path) -> None:
@@ -168,7 +168,7 @@ class SoundReader:
 
 def processor_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> Process:
     """Return what makes inputs of a model's images. Arguments and errors as of `readers_of`."""
-    if isinstance(spec.image, Chunks):
+    if isinstance(spec.image, ChunkTiles):
         return TileProcessor(directory, spec.image)
     if isinstance(spec.image, PatchGrid):
         return PatchProcessor(directory, spec.image)
@@ -181,11 +181,11 @@ def readers_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> Re
     Raises:
         InvalidRequestError: a processor that cannot be loaded.
     """
-    found: dict[str, Reader] = {}
+    found: dict[str, MediaReader] = {}
     if spec.image is not None:
         found["image"] = PictureReader(processor_of(directory, config, spec), spec)
         if spec.video is not None:
-            found["video"] = FrameReader(spec, directory)
+            found["video"] = VideoReader(spec, directory)
     if spec.audio is not None:
         found["audio"] = SoundReader(directory, spec)
     return found

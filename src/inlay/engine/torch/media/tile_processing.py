@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from inlay.engine.torch.media.pixels import mode_of, pixels_of, refuse_left_out_steps, resized
 from inlay.media.model_files import ModelFiles
-from inlay.media.tiles import Chunks
+from inlay.media.tiles import ChunkTiles
 
 
 class TileProcessor:
@@ -25,7 +25,7 @@ class TileProcessor:
     Called with a picture and the settings of its layout, as `ImageProcessor`.
     """
 
-    def __init__(self, directory: Path, geometry: Chunks) -> None:
+    def __init__(self, directory: Path, geometry: ChunkTiles) -> None:
         """Read the settings.
 
         Raises:

@@ -13,7 +13,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.torch.batch import DEEPSTACK
 from inlay.engine.torch.media.processing import collate
-from inlay.messages.prompt import Buffer, Field, Rows
+from inlay.messages.prompt import Buffer, RowField, Rows
 
 ROWS = "rows"
 """Name of the rows in the arrays of an image; inner features are `deepstack.0` and so on."""
@@ -167,7 +167,7 @@ def as_rows(arrays: Arrays, *, atomic: bool = False) -> Rows:
     """Return an image's arrays as rows with a bundle, sharing memory."""
     rows = arrays[ROWS]
     fields = tuple(
-        Field(name, _buffer(array), str(array.dtype), array.shape)
+        RowField(name, _buffer(array), str(array.dtype), array.shape)
         for name, array in arrays.items()
         if name != ROWS
     )

@@ -5,13 +5,13 @@ call it with tensors. Without a compiler, torch's own operators are used.
 """
 
 from inlay.engine.torch.native.kernels import AttentionShape, Kernels, kernels
-from inlay.engine.torch.native.products import ALL_ROWS, Codes, Panels, Products
+from inlay.engine.torch.native.products import ALL_ROWS, PackedWeight, Panels, Products
 
 __all__ = [
     "ALL_ROWS",
     "AttentionShape",
-    "Codes",
     "Kernels",
+    "PackedWeight",
     "Panels",
     "Products",
     "kernels",

@@ -53,7 +53,7 @@ class Panels(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
 
 
-class Codes(NamedTuple):
+class PackedWeight(NamedTuple):
     """A quantised weight, in the layout of `quantised.cpp`.
 
     Attributes:
@@ -126,7 +126,7 @@ class Products:
         self._product[x.dtype](ctypes.byref(call))
         return out
 
-    def quantised_product(self, x: Tensor, codes: Codes, bias: Tensor | None) -> Tensor:
+    def quantised_product(self, x: Tensor, codes: PackedWeight, bias: Tensor | None) -> Tensor:
         """Multiply `x` [..., inputs] with a quantised weight; returns [..., outputs].
 
         `bias` is [outputs] in the dtype of `x`, contiguous.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.table import PageRun
-from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.pages.copying import PageCopier, PageSealer, RecordShape
 from inlay.engine.torch.pages.tiers import Offloading, PageTiers
 from inlay.engine.torch.prefix_lookup import may_stop
@@ -138,7 +138,7 @@ class CachedPages:
     """
 
     def __init__(
-        self, scheduler: Scheduler, copier: PageCopier, events: CacheEvents | None = None
+        self, scheduler: Scheduler, copier: PageCopier, events: CacheEventQueue | None = None
     ) -> None:
         self.copier = copier
         self._scheduler = scheduler

@@ -40,7 +40,7 @@ HEADER_SIZE = 64
 """Bytes of a record before its data, a line of a processor's cache."""
 
 
-class Part(NamedTuple):
+class RecordPart(NamedTuple):
     """Consecutive numbers of a record."""
 
     dtype: torch.dtype
@@ -62,7 +62,7 @@ class RecordShape(NamedTuple):
     """
 
     layout: str
-    parts: tuple[tuple[Part, ...], ...]
+    parts: tuple[tuple[RecordPart, ...], ...]
 
     @classmethod
     def of(
@@ -83,7 +83,7 @@ class RecordShape(NamedTuple):
             own = [_part(layers[layer], page_size, dtype) for layer in group.layers]
             alike = groupby(own, lambda part: part.dtype)
             parts.append(
-                tuple(Part(kind, sum(part.elements for part in run)) for kind, run in alike)
+                tuple(RecordPart(kind, sum(part.elements for part in run)) for kind, run in alike)
             )
         return cls(blake3(named.encode()).hexdigest()[:32], tuple(parts))
 
@@ -121,10 +121,10 @@ def _named(layer: LayerShape) -> tuple[object, ...]:
     return (*layer.kept, layer.state_size) if layer.state_size else layer.kept
 
 
-def _part(layer: LayerShape, page_size: int, dtype: torch.dtype) -> Part:
+def _part(layer: LayerShape, page_size: int, dtype: torch.dtype) -> RecordPart:
     if layer.state_size:
-        return Part(torch.float32, layer.state_size)
-    return Part(dtype, layer.elements * page_size)
+        return RecordPart(torch.float32, layer.state_size)
+    return RecordPart(dtype, layer.elements * page_size)
 
 
 class PageSealer:

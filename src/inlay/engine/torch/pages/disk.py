@@ -36,7 +36,7 @@ PAUSE_SECONDS = 60.0
 """Seconds for which nothing is written after a write has failed."""
 
 
-class PageRun(msgspec.Struct, frozen=True, array_like=True):
+class PageFile(msgspec.Struct, frozen=True, array_like=True):
     """Description of a file.
 
     Attributes:
@@ -87,14 +87,14 @@ class DiskPages:
     def __init__(self, shape: RecordShape, secret: Secret, path: Path, max_bytes: int) -> None:
         self.events: TierEvents | None = None
         keys = PageFileKeys(secret)
-        sealed = FileFormat(keys, FileSealer(keys.encryption_key), PageRun)
+        sealed = FileFormat(keys, FileSealer(keys.encryption_key), PageFile)
         self._directory = Directory(
             path, sealed, ending=".pages", noun="run of pages", durable=False
         )
         self._shape = shape
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, tuple[StoredFile, PageRun]] = OrderedDict()
+        self._files: OrderedDict[str, tuple[StoredFile, PageFile]] = OrderedDict()
         self._places: dict[tuple[int, bytes], tuple[str, int]] = {}
         self._read_last: tuple[str, npt.NDArray[np.uint8]] | None = None
         self._paused_until = 0.0
@@ -132,7 +132,7 @@ class DiskPages:
         """Write sealed records, uint8 [n, record_bytes], as one file; False if that fails."""
         if time.monotonic() < self._paused_until:
             return False
-        run = PageRun(self._shape.layout, group, b"".join(digests), records.nbytes)
+        run = PageFile(self._shape.layout, group, b"".join(digests), records.nbytes)
         cost = self._directory.cost(run)
         if cost > self._max_bytes or not self._make_room(cost):
             return False
@@ -214,7 +214,7 @@ class DiskPages:
         except OSError:
             self.num_errors += 1
 
-    def _add(self, file: StoredFile, run: PageRun) -> None:
+    def _add(self, file: StoredFile, run: PageFile) -> None:
         with self._lock:
             self._files[file.name] = file, run
             self.num_bytes += file.cost
@@ -225,7 +225,7 @@ class DiskPages:
                     if self.events is not None:
                         self.events.stored(run.group, digest)
 
-    def _fits(self, run: PageRun) -> bool:
+    def _fits(self, run: PageFile) -> bool:
         return (
             run.layout == self._shape.layout
             and 0 <= run.group < len(self._shape.sizes)

@@ -28,7 +28,7 @@ from inlay.engine.torch.pages.cached import CachedPages, MissingPages
 from inlay.engine.torch.pages.copying import PageSealer
 from inlay.engine.torch.pages.fetching import (
     WAIT_SECONDS,
-    Fetch,
+    PageFetch,
     PageSource,
     PeerSource,
     TierSource,
@@ -255,7 +255,7 @@ class PageExchange:
             while lack.positions:
                 if not self.price.is_worth(source.name, lack.positions, lack.num_bytes):
                     return
-                fetch = Fetch(lack, source, self._between_steps, self._sealer, _SILENCE_SECONDS)
+                fetch = PageFetch(lack, source, self._between_steps, self._sealer, _SILENCE_SECONDS)
                 try:
                     await fetch.run()
                 finally:
@@ -266,7 +266,7 @@ class PageExchange:
 
     async def _fetch_from(self, source: PageSource, lack: MissingPages, silence: float) -> int:
         """Return the number of pages that a source gave."""
-        fetch = Fetch(lack, source, self._between_steps, self._sealer, silence)
+        fetch = PageFetch(lack, source, self._between_steps, self._sealer, silence)
         began = liveness.now()
         slow = False
         try:

@@ -30,7 +30,7 @@ _ALIGNMENT = 8
 T = TypeVar("T")
 
 
-class Ask(Protocol):
+class BetweenSteps(Protocol):
     """Calls a function with the pages of the cache between two steps, one piece in each turn."""
 
     def __call__(self, question: Callable[[CachedPages], T], /) -> Awaitable[T]:
@@ -148,7 +148,7 @@ class TierSource:
         self._tiers.drop(self._tier, group, digest)
 
 
-class Fetch:
+class PageFetch:
     """Fills the cache with what a source gives, piece by piece, each as soon as it is there.
 
     Args:
@@ -164,7 +164,12 @@ class Fetch:
     """
 
     def __init__(
-        self, lack: MissingPages, source: PageSource, ask: Ask, sealer: PageSealer, silence: float
+        self,
+        lack: MissingPages,
+        source: PageSource,
+        ask: BetweenSteps,
+        sealer: PageSealer,
+        silence: float,
     ) -> None:
         self.num_pages = 0
         self.num_bytes = 0

@@ -36,8 +36,8 @@ class ChosenTokens:
     def read(self) -> dict[ScheduledChunk, SampledToken | InlayError]:
         """Return the token after each chunk, or why there is none. Waits for the device."""
         found: dict[ScheduledChunk, SampledToken | InlayError] = dict(self.failures)
-        for spans, tokens in self.drawn:
-            found.update(zip(spans, tokens.read(), strict=True))
+        for chunks, tokens in self.drawn:
+            found.update(zip(chunks, tokens.read(), strict=True))
         return found
 
 
@@ -59,9 +59,9 @@ class TokenChooser:
         if sequence.grammar is not None:
             self._masks.drop(sequence)
 
-    def begin_masks(self, spans: Iterable[ScheduledChunk]) -> None:
-        """Begin to compute the masks for the tokens after `spans`."""
-        bound = [chunk.sequence for chunk in spans if chunk.sequence.grammar is not None]
+    def begin_masks(self, chunks: Iterable[ScheduledChunk]) -> None:
+        """Begin to compute the masks for the tokens after `chunks`."""
+        bound = [chunk.sequence for chunk in chunks if chunk.sequence.grammar is not None]
         if bound:
             self._masks.begin_masks(bound)
 
@@ -71,49 +71,49 @@ class TokenChooser:
             self._masks.begin_masks([sequence])
 
     def choose(
-        self, logits: Tensor, spans: Run[ScheduledChunk], until: float | None = None
+        self, logits: Tensor, chunks: Run[ScheduledChunk], until: float | None = None
     ) -> ChosenTokens:
-        """Sample the next token of the sequence of each of `spans`; all earlier ones are known.
+        """Sample the next token of the sequence of each of `chunks`; all earlier ones are known.
 
-        `logits` are [len(spans), vocab_size]. After drafts, masks are waited for `until` a moment.
+        `logits` are [len(chunks), vocab_size]. After drafts, masks are waited for `until` a moment.
         """
         chosen = ChosenTokens()
         late: dict[Sequence, InlayError | None] = {}
-        sequences = [span.sequence for span in spans]
+        sequences = [chunk.sequence for chunk in chunks]
         if any(map(_grammar_of, sequences)):
             self._masks.begin_masks(sequences)
             late = self._masks.late(sequences, until)
-        for span in spans if late else ():
-            if span.sequence in late:
-                error = late[span.sequence]
+        for chunk in chunks if late else ():
+            if chunk.sequence in late:
+                error = late[chunk.sequence]
                 if error is None:
-                    chosen.late.append(span)
+                    chosen.late.append(chunk)
                 else:
-                    chosen.failures[span] = error
+                    chosen.failures[chunk] = error
         if late:
-            rows = [row for row, span in enumerate(spans) if span.sequence not in late]
-            spans, logits = [spans[row] for row in rows], logits[rows]
-        if spans:
-            self._draw(logits, spans, chosen)
+            rows = [row for row, chunk in enumerate(chunks) if chunk.sequence not in late]
+            chunks, logits = [chunks[row] for row in rows], logits[rows]
+        if chunks:
+            self._draw(logits, chunks, chosen)
         return chosen
 
-    def _draw(self, logits: Tensor, spans: Run[ScheduledChunk], chosen: ChosenTokens) -> None:
-        """Sample for each span; an error of one request must not fail the others."""
+    def _draw(self, logits: Tensor, chunks: Run[ScheduledChunk], chosen: ChosenTokens) -> None:
+        """Sample for each chunk; an error of one request must not fail the others."""
         try:
-            drawn = self._sampler.draw(logits, [span.sequence for span in spans])
-            chosen.drawn.append((spans, drawn))
+            drawn = self._sampler.draw(logits, [chunk.sequence for chunk in chunks])
+            chosen.drawn.append((chunks, drawn))
             return
         except Exception:
             log.exception(
-                "sampling %d requests together failed; trying them one by one", len(spans)
+                "sampling %d requests together failed; trying them one by one", len(chunks)
             )
-        for row, span in enumerate(spans):
+        for row, chunk in enumerate(chunks):
             # The sampler's state of a request may be half changed; it is rebuilt from the output.
-            self._sampler.forget(span.sequence)
+            self._sampler.forget(chunk.sequence)
             try:
-                drawn = self._sampler.draw(logits[row : row + 1], [span.sequence])
-                chosen.drawn.append(([span], drawn))
+                drawn = self._sampler.draw(logits[row : row + 1], [chunk.sequence])
+                chosen.drawn.append(([chunk], drawn))
             except Exception as error:
-                log.exception("sampling for request %s failed", span.sequence.request.id)
+                log.exception("sampling for request %s failed", chunk.sequence.request.id)
                 message = f"the next token could not be chosen: {type(error).__name__}"
-                chosen.failures[span] = EngineError(message)
+                chosen.failures[chunk] = EngineError(message)

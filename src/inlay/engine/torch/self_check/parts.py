@@ -29,7 +29,7 @@ _MOST_SECONDS = 20.0
 """A part that takes longer is not run again in float32."""
 
 
-class Part(NamedTuple):
+class CheckedPart(NamedTuple):
     """A part of a model.
 
     Attributes:
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 def checked_parts(
-    mode: str, dtype: torch.dtype, parts: Mapping[str, Part], found: SelfCheck | None = None
+    mode: str, dtype: torch.dtype, parts: Mapping[str, CheckedPart], found: SelfCheck | None = None
 ) -> SelfCheck | None:
     """Compare parts with themselves in float32.
 
@@ -108,7 +108,7 @@ def checked_parts(
     )
 
 
-def _distance(name: str, part: Part, dtype: torch.dtype) -> float:
+def _distance(name: str, part: CheckedPart, dtype: torch.dtype) -> float:
     """Return the typical relative distance of a row to float32; the largest of all outputs."""
     begun = time.monotonic()
     served = part.run()

@@ -230,7 +230,7 @@ _LOADING = "Loading weights"
 """Description of the loop that reads weights in transformers (5.16 to 5.23)."""
 
 
-class Progress:
+class LoadProgress:
     """Counts the bytes of a checkpoint while they are loaded.
 
     Args:
@@ -280,7 +280,7 @@ class Progress:
 @contextmanager
 def log_progress(directory: Path) -> Iterator[None]:
     """Log transformers' loading of the weights in `directory` within this context."""
-    progress = Progress(
+    progress = LoadProgress(
         {tensor.name: tensor.nbytes for tensor in stored_tensors(directory)}, _logger.info
     )
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from inlay.engine.torch.native import ALL_ROWS, Codes, Panels, Products
+from inlay.engine.torch.native import ALL_ROWS, PackedWeight, Panels, Products
 from inlay.engine.torch.weights.quantised.blocks import BlockWeight
 from inlay.engine.torch.weights.quantised.weight import QuantisedWeight
 
@@ -149,7 +149,7 @@ class QuantisedLinear(LinearMethod):
         self.nbytes = weight.nbytes
         self.native_rows = 0 if products is None else ALL_ROWS
         self.invariant = invariant and products is not None and products.pairs
-        self._codes = Codes(
+        self._codes = PackedWeight(
             weight.kind, weight.words, weight.scales, weight.shifts, weight.inputs,
             weight.outputs, weight.group, self.invariant,
         )  # fmt: skip

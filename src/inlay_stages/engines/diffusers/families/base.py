@@ -76,7 +76,7 @@ class DenoiseState:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PassRow:
     """One row of a forward pass: an image of a painting, with one of its two prompts.
 
     Attributes:
@@ -122,7 +122,7 @@ class DiffusionFamily(Protocol):
     def group(self, painting: DenoiseState) -> tuple[object, ...]:
         """Return what paintings that share a forward pass have in common."""
 
-    def predict(self, rows: Sequence[Row]) -> torch.Tensor:
+    def predict(self, rows: Sequence[PassRow]) -> torch.Tensor:
         """Run the denoiser: [rows, ...]."""
 
     def guide(
@@ -137,10 +137,10 @@ class DiffusionFamily(Protocol):
         """Decode latents [images, ...] to pixels in -1 to 1 [images, 3, height, width]."""
 
 
-def timesteps(rows: Sequence[Row]) -> torch.Tensor:
+def timesteps(rows: Sequence[PassRow]) -> torch.Tensor:
     return torch.stack([row.painting.timestep for row in rows])
 
 
-def stacked(rows: Sequence[Row], name: str) -> torch.Tensor:
+def stacked(rows: Sequence[PassRow], name: str) -> torch.Tensor:
     """Return the embeddings called `name`, of equal shapes: [rows, ...]."""
     return torch.stack([row.embeds[name] for row in rows])

@@ -10,7 +10,7 @@ from inlay_stages.engines.diffusers.families import flow
 from inlay_stages.engines.diffusers.families.base import (
     DenoiseState,
     Embeds,
-    Row,
+    PassRow,
     stacked,
     timesteps,
 )
@@ -73,7 +73,7 @@ class Flux:
         length = painting.positive["prompt_embeds"].shape[0]
         return painting.width, painting.height, length
 
-    def predict(self, rows: Sequence[Row]) -> torch.Tensor:
+    def predict(self, rows: Sequence[PassRow]) -> torch.Tensor:
         transformer = self._pipeline.transformer
         latents = torch.stack([row.latents for row in rows])
         embeds = stacked(rows, "prompt_embeds")

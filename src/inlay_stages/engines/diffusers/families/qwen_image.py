@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from inlay.base.errors import InvalidRequestError
 from inlay_stages.engines.diffusers.facts import Configs, Facts
 from inlay_stages.engines.diffusers.families import flow
-from inlay_stages.engines.diffusers.families.base import DenoiseState, Embeds, Row, timesteps
+from inlay_stages.engines.diffusers.families.base import DenoiseState, Embeds, PassRow, timesteps
 
 _MAX_LENGTH = 1024
 
@@ -63,7 +63,7 @@ class QwenImage:
         """As `Family`. Prompts of unlike lengths are padded."""
         return painting.width, painting.height
 
-    def predict(self, rows: Sequence[Row]) -> torch.Tensor:
+    def predict(self, rows: Sequence[PassRow]) -> torch.Tensor:
         latents = torch.stack([row.latents for row in rows])
         prompts = [row.embeds["prompt_embeds"] for row in rows]
         lengths = [len(prompt) for prompt in prompts]

@@ -11,7 +11,7 @@ from inlay_stages.engines.diffusers.facts import Configs, Facts
 from inlay_stages.engines.diffusers.families.base import (
     DenoiseState,
     Embeds,
-    Row,
+    PassRow,
     stacked,
     timesteps,
 )
@@ -82,7 +82,7 @@ class StableDiffusion:
         length = painting.positive["prompt_embeds"].shape[0]
         return painting.width, painting.height, length
 
-    def predict(self, rows: Sequence[Row]) -> torch.Tensor:
+    def predict(self, rows: Sequence[PassRow]) -> torch.Tensor:
         unet = self._pipeline.unet
         latents = torch.stack([row.latents for row in rows])
         condition = None

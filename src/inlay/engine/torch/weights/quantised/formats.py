@@ -85,14 +85,14 @@ class Codes:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class QuantisedFiles:
     """A quantised weight in the files."""
 
     parts: frozenset[str]
     read: Callable[[Read], Codes]
 
 
-def find(scheme: Scheme, stored: Mapping[str, StoredTensor]) -> dict[str, Found]:
+def find(scheme: Scheme, stored: Mapping[str, StoredTensor]) -> dict[str, QuantisedFiles]:
     """Return the quantised weights of a checkpoint, by the names they have in the model.
 
     Raises:
@@ -138,9 +138,9 @@ class _Files:
             )
         return tensor
 
-    def found(self, lasts: Iterator[str], read: Callable[["_Module"], Codes]) -> Found:
+    def found(self, lasts: Iterator[str], read: Callable[["_Module"], Codes]) -> QuantisedFiles:
         parts = frozenset(f"{self.module}.{last}" for last in lasts if self.has(last))
-        return Found(parts, lambda tensor: read(_Module(tensor, self.module)))
+        return QuantisedFiles(parts, lambda tensor: read(_Module(tensor, self.module)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class _Module:
         return self.read(f"{self.module}.{last}")
 
 
-def _whole(scheme: Scheme, files: _Files) -> Found:
+def _whole(scheme: Scheme, files: _Files) -> QuantisedFiles:
     """Weights of one byte an element, with scales of blocks, groups, rows or all."""
     last = "weight_scale_inv" if scheme.method == "fp8" else "weight_scale"
     allowed = ("F8_E4M3",) if scheme.method == "fp8" else ("F8_E4M3", "I8")
@@ -204,7 +204,7 @@ def _by_rows(of_blocks: Tensor, rows: int, block: int) -> Tensor:
     return grid.repeat_interleave(block, dim=0)[:rows]
 
 
-def _packed(files: _Files) -> Found:
+def _packed(files: _Files) -> QuantisedFiles:
     packed = files.check("weight_packed", ("I32",))
     files.check("weight_shape", ("I64", "I32"), (2,))
     scale = files.check("weight_scale", _SCALES)
@@ -243,7 +243,7 @@ def _packed(files: _Files) -> Found:
     return files.found(iter(lasts), read)
 
 
-def _awq(scheme: Scheme, files: _Files) -> Found:
+def _awq(scheme: Scheme, files: _Files) -> QuantisedFiles:
     packed = files.check("qweight", ("I32",))
     inputs, outputs = packed.shape[0], packed.shape[1] * 8
     group = inputs if scheme.group == -1 else scheme.group
@@ -259,7 +259,7 @@ def _awq(scheme: Scheme, files: _Files) -> Found:
     return files.found(iter(("qweight", "qzeros", "scales")), read)
 
 
-def _gptq(scheme: Scheme, files: _Files) -> Found:
+def _gptq(scheme: Scheme, files: _Files) -> QuantisedFiles:
     packed = files.check("qweight", ("I32",))
     count = 32 // scheme.bits
     inputs, outputs = packed.shape[0] * count, packed.shape[1]

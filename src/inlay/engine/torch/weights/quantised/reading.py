@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.native.integers import Integers
 from inlay.engine.torch.weights.quantised.blocks import BlockWeight
-from inlay.engine.torch.weights.quantised.formats import Found, Read, find
+from inlay.engine.torch.weights.quantised.formats import QuantisedFiles, Read, find
 from inlay.engine.torch.weights.quantised.scheme import Scheme
 from inlay.engine.torch.weights.quantised.weight import AnyQuantised, KeptWeight
 from inlay.tensors.checkpoint import stored_tensors
@@ -92,7 +92,7 @@ def quantised_weights(
 class _Weight:
     """Stand-in for the slice of a file that transformers expects."""
 
-    found: Found
+    found: QuantisedFiles
     read: Read
     kept: "KeptWeights | None"
 
