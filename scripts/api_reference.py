@@ -62,7 +62,7 @@ def _described(
         words = [word for choice in choices for word in choice.get("enum", ())]
         said = _cell(one["description"])
         if any(f'"{word}"' not in said for word in words):
-            said += f" One of {', '.join(words)}."
+            said += f" One of {', '.join(map(str, words))}."
         yield f"{within}{field}", said
         inner = [types[each["$ref"].rpartition("/")[2]] for each in choices if "$ref" in each]
         if len(inner) == 1 and len(choices) == 2:

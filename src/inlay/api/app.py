@@ -35,12 +35,14 @@ from inlay.api.listed import by_version
 from inlay.api.openai import lookup, models, tokenize, uploads
 from inlay.api.openai.chat.route import chat_completions
 from inlay.api.openai.completions.route import completions
+from inlay.api.openai.decisions.route import decisions
 from inlay.api.openai.embeddings.route import classify, embeddings, pooling
 from inlay.api.openai.embeddings.scoring import rerank, score
 from inlay.api.openai.encode import encode
 from inlay.api.openai.responses.route import responses
 from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion
 from inlay.api.openai.schema.completions import Completion, CompletionChunk, CompletionRequest
+from inlay.api.openai.schema.decisions import Decision, DecisionRequest
 from inlay.api.openai.schema.embeddings import (
     ClassificationRequest,
     ClassificationResponse,
@@ -109,6 +111,13 @@ _ANSWERS: Routes = (
             ResponsesRequest, Response, StreamEvent, parameters.GENERATION, multipart=True,
         ),
         responses,
+    ),
+    (
+        Operation(
+            "POST", "/v1/decisions", "Probabilities of the options of questions about one state.",
+            DecisionRequest, Decision, parameters=parameters.GENERATION, multipart=True,
+        ),
+        decisions,
     ),
     (
         Operation(

@@ -54,6 +54,19 @@ EXAMPLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
     },
     "/v1/responses": {"question": {"input": _QUESTION}},
+    "/v1/decisions": {
+        "question": {
+            "input": "The parcel came late, and the lamp in it is broken.",
+            "questions": [
+                {"type": "predicate", "instructions": "Is something damaged?"},
+                {
+                    "type": "choice",
+                    "instructions": "Which team?",
+                    "choices": [{"value": "billing"}, {"value": "returns"}],
+                },
+            ],
+        }
+    },
     "/v1/messages": {
         "question": {"max_tokens": 64, "messages": [{"role": "user", "content": _QUESTION}]},
         "thinking": {

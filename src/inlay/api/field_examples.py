@@ -61,6 +61,24 @@ FIELD_EXAMPLES: Mapping[str, Any] = {
     "top_n": 1,
     "task": "embed",
     "dimensions": 256,
+    # decisions
+    "DecisionRequest.input": "The parcel came late.",
+    "questions": [{"type": "predicate", "instructions": "Is it urgent?"}],
+    "orders": 2,
+    **{
+        f"{kind}Question.{field}": value
+        for kind in ("Predicate", "Choice", "Score")
+        for field, value in {"name": "team", "instructions": "Which team?"}.items()
+    },
+    "ChoiceQuestion.choices": [{"value": "billing"}, {"value": "returns"}],
+    "ScoreQuestion.levels": [{"label": "calm"}, {"label": "angry"}],
+    "Choice.value": "billing",
+    "Choice.description": "payments",
+    "Level.label": "calm",
+    "Level.description": "no complaint",
+    "cache_salt": "a secret of this user's",
+    "priority": 1,
+    "prompt_cache_key": "my-chat-1",
     # sampling
     "max_output_tokens": 64,
     "stop_sequences": ["\n\n"],

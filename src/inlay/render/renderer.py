@@ -332,6 +332,9 @@ class Renderer:
         id_: int | None = self._tokenizer.token_to_id(token)
         return id_
 
+    def is_added(self, id_: int) -> bool:
+        return id_ in self._vocabulary.added
+
     def token(self, id_: int) -> str | None:
         """Return the token of an id as the vocabulary spells it, such as `Ġa`, or None."""
         return self._vocabulary.token(id_)

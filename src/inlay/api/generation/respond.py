@@ -72,7 +72,7 @@ _MAX_SESSION = 512
 """Maximum characters of a session's name."""
 
 
-def _session_of(call: Call, request: GenerationRequest) -> str | None:
+def session_of(call: Call, request: GenerationRequest) -> str | None:
     """Return the name of a request's session, prefixed by its tenant; None if it names none.
 
     Fields of the body take precedence over the header.
@@ -152,7 +152,7 @@ async def respond(
         InlayError: before the first event; later errors are events.
         ClientGone: the client left; the engine requests are cancelled.
     """
-    session = _session_of(call, request)
+    session = session_of(call, request)
     written: _Written | None = None
 
     def grow(size: int) -> None:

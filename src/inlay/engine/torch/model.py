@@ -41,8 +41,8 @@ from inlay.engine.torch.self_check.start import Steps, Subject, checked
 from inlay.engine.torch.tensor_parallel import commands
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 from inlay.engine.torch.tensor_parallel.sharding import is_divided, shard
+from inlay.engine.torch.weights import division
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load, parsed_config
-from inlay.engine.torch.weights.division import drop_tower_layers, head_of, split_tower
 from inlay.engine.torch.weights.families import (
     PER_LAYER,
     check_positions,
@@ -70,15 +70,14 @@ class CausalModel:
 
     Attributes:
         path: local directory of the model, with tokenizer and chat template.
-        dtype: dtype of activations, weights, keys and values.
-        device: device of the model.
+        dtype, device: of activations, weights, keys and values.
         vocab_size: width of the logits.
         hidden_size: elements of an embedding vector.
         embedding: look-up of ids, with the model's own scale.
-        max_model_len: maximum number of positions of a sequence.
+        max_model_len: most positions of a sequence.
         layers: shape of each layer's keys and values, or state.
         recurrent: some layers keep a state.
-        least_page_size: positions that a page must have at least.
+        least_page_size: least positions of a page.
         lora: adapter slots, or None.
         page_groups: layers that share pages.
         windows: window of each page group.
@@ -92,8 +91,8 @@ class CausalModel:
         takes_media: its prompts may hold images.
         tower: transformers module that computes image features; None without images, or where
             other workers encode them.
-        rope_axes: as in `ImageFamily`.
-        bidirectional: as in `ImageFamily`.
+        rope_axes, bidirectional: as in `ImageFamily`.
+        named_head: its head for some ids in float32, or None.
         decoder_layers: in their order; none where the body has them otherwise.
         projector: of the hidden states that requests ask for, or None.
         group: the ranks that have a share of the model each, or None.
@@ -148,7 +147,8 @@ class CausalModel:
         config = model.config.get_text_config()
         table = EmbeddingTable.open(directory)
         self._model = model
-        self._head = head_of(model)
+        self._head = division.head_of(model)
+        self.named_head = division.NamedHead.of(model) if not activations else None
         self._divided_head = is_divided(model)
         self.embedding: nn.Module = model.base_model.get_input_embeddings()
         self._float32_scores = family.float32_scores
@@ -221,7 +221,7 @@ class CausalModel:
         follows = group is not None and group.rank > 0
         language_only = family.language is not None and (settings.language_model_only or follows)
         if language_only:
-            drop_tower_layers(parsed)
+            division.drop_tower_layers(parsed)
 
         dtype = dtype_of(settings.dtype, config, device)
         integers = block_products(settings, directory, device)
@@ -243,7 +243,7 @@ class CausalModel:
             )
             if group is None:
                 model.to(device)
-            return split_tower(model, family)
+            return division.split_tower(model, family)
 
         def wrap(parts: tuple[Any, Any], check: ModuleCheck) -> CausalModel:
             if group is not None:

@@ -12,6 +12,7 @@ from inlay.engine.torch.decode_graphs import DecodeGraphs
 from inlay.engine.torch.hidden_states import Recorder, StateReader
 from inlay.engine.torch.in_flight_step import InFlightStep
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.named_logits import with_named
 from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.prompt_logprobs import Scored
 from inlay.engine.torch.sampling.chooser import TokenChooser
@@ -62,6 +63,7 @@ class Runner:
         hidden, logits = self._forward(chunks, before, recorder)
         if asks_more:
             scores = prompt_logprobs.score(self._model, hidden, chunks)
+            logits = with_named(self._model, hidden, logits, chunks)
         return InFlightStep(chunks, hidden, logits, scores, recorder)
 
     def _forward(

@@ -83,7 +83,8 @@ class Sequence:
         ended: its last output was made.
         is_plain: the likeliest token by the model's own logits is the next one, once its output has
             `min_tokens`.
-        asks_more: it has an adapter or a grammar, or wants hidden states or logprobs of its prompt.
+        asks_more: it has an adapter or a grammar, or wants hidden states, or logprobs of its prompt
+            or of named ids.
     """
 
     __slots__ = (
@@ -209,6 +210,7 @@ class Sequence:
             or grammar is not None
             or sampling.grammar is not None
             or sampling.prompt_logprobs is not None
+            or bool(sampling.logprob_token_ids)
             or states is not None
         )
 

@@ -2,9 +2,11 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard, cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from inlay.engine.torch.weights.media_families import ImageFamily
@@ -72,3 +74,60 @@ def head_of(model: Any) -> Any:
     head = copy.copy(model)
     head._modules = {**model._modules, model.base_model_prefix: _EmbeddingStub()}
     return head
+
+
+class _Rows(nn.Module):
+    """Product with some rows of a head, in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self._weight, self._bias = weight.float(), None if bias is None else bias.float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x.float(), self._weight, self._bias)
+
+
+class NamedHead:
+    """Head of a model for some ids alone, in float32 whatever the model's dtype."""
+
+    def __init__(self, model: Any, name: str, weight: Tensor, bias: Tensor | None) -> None:
+        """Use `of`."""
+        self._head = head_of(model)
+        self._name, self._weight, self._bias = name, weight, bias
+
+    @classmethod
+    def of(cls, model: Any) -> "NamedHead | None":
+        """Return the head of `model`; None where its rows are not there as plain numbers.
+
+        They are those of the embedding table where both are tied.
+        """
+        output, table = model.get_output_embeddings(), model.get_input_embeddings()
+        name = next((name for name, child in model.named_children() if child is output), None)
+        weight = getattr(output, "weight", None)
+        if not _is_plain(weight) and model.config.get_text_config().tie_word_embeddings:
+            weight = getattr(table, "weight", None)
+        rows = model.config.get_text_config().vocab_size
+        if name is None or not _is_plain(weight) or len(weight) < rows:
+            return None
+        return cls(model, name, weight, getattr(output, "bias", None))
+
+    def logits(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Compute the logits of some ids, with all steps of the family.
+
+        Args:
+            hidden: [N, C].
+            ids: [K] int64.
+
+        Returns:
+            [N, K] float32.
+        """
+        with torch.inference_mode():
+            bias = None if self._bias is None else self._bias[ids]
+            head = copy.copy(self._head)
+            head._modules = {**head._modules, self._name: _Rows(self._weight[ids], bias)}
+            logits: Tensor = head(inputs_embeds=hidden.float()[None]).logits[0]
+        return logits.float()
+
+
+def _is_plain(weight: object) -> TypeGuard[Tensor]:
+    return type(weight) in (Tensor, nn.Parameter) and cast("Tensor", weight).is_floating_point()
