@@ -66,7 +66,7 @@ def group(name: str) -> Iterator[Model]:
                 yield Model(f"{family}, loud", partial(text, family, loud=True))
     elif name == "media":
         for case in CASES:
-            yield Model(case, partial(lifelike, directory_with_media(case)))
+            yield Model(case, partial(lifelike, directory_with_media(case)), max_model_len=512)
     elif name == "quantised":
         for form in FORMS:
             directory, _ = write(form, lively=True)
