@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -65,7 +65,8 @@ def group(name: str) -> Iterator[Model]:
             if family in LOUD:
                 yield Model(f"{family}, loud", partial(text, family, loud=True))
     elif name == "media":
-        for case in CASES:
+        # Of its videos a model is the one of its images.
+        for case in dict.fromkeys(name.partition("+")[0] for name in CASES):
             yield Model(case, partial(lifelike, directory_with_media(case)), max_model_len=512)
     elif name == "quantised":
         for form in FORMS:
@@ -88,24 +89,24 @@ def _same(directory: Path, _: int) -> Path:
 
 
 def drawn(
-    seed: int, directory: Path, vocab_size: int, max_model_len: int, *, rows: bool
+    seed: int, directory: Path, vocab_size: int, max_model_len: int, **named: Any
 ) -> tuple[CheckPrompt, ...]:
     """The check's prompts with other ids: random ones, and some of a page in place of its text."""
     generator = random.Random(seed)
-    ids = [generator.randrange(vocab_size) for _ in range(3 * COUNT)]
     file = directory / "tokenizer.json"
+    page = []
     if file.is_file():
         page = Tokenizer.from_file(str(file)).encode(PAGE.read_text()[:20_000]).ids
-        start = generator.randrange(len(page) - COUNT)
-        if max(page[start : start + COUNT]) < vocab_size:
-            ids[COUNT : 2 * COUNT] = page[start : start + COUNT]
-    given = check_prompts(directory, vocab_size, max_model_len, rows=rows)
-    parts = (ids[:COUNT], ids[COUNT : 2 * COUNT])
-    others = tuple(ids[2 * COUNT :][ROWS])
-    return tuple(
-        prompt._replace(ids=tuple(part), others=others if prompt.others else ())
-        for prompt, part in zip(given, parts, strict=True)
-    )
+    found = []
+    for prompt in check_prompts(directory, vocab_size, max_model_len, **named):
+        ids, others = ([generator.randrange(vocab_size) for _ in range(COUNT)] for _ in range(2))
+        if prompt.kind == "text" and page:
+            start = generator.randrange(len(page) - COUNT)
+            if max(page[start : start + COUNT]) < vocab_size:
+                ids = page[start : start + COUNT]
+        others = others[ROWS] if prompt.others else []
+        found.append(prompt._replace(ids=tuple(ids), others=tuple(others)))
+    return tuple(found)
 
 
 def start(model: Model, directory: Path) -> SelfCheck:

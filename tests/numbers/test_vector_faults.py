@@ -37,8 +37,8 @@ def checked(directory: Path, task: str) -> tuple[Encoder, Reference]:
     usual = Steps.__new__
 
     def steps(cls: Any, read: Any, wrap: Any, reference: Any, *more: Any) -> Any:
-        def keeping(model: Any) -> Reference:
-            kept.append(reference(model))
+        def keeping(model: Any, draw: int) -> Reference:
+            kept.append(reference(model, draw))
             return kept[-1]
 
         return usual(cls, read, wrap, keeping, *more)

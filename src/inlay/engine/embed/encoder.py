@@ -177,13 +177,13 @@ class Encoder:
         def wrap(model: Any, check: ModuleCheck) -> Encoder:
             return cls(model, family, config, settings, check, scores=scores)
 
-        def reference(model: Any) -> Reference:
+        def reference(model: Any, draw: int) -> Reference:
             hidden = model.config.get_text_config()
             first = facts.first_position(family, hidden)
             length = facts.max_model_len(settings.max_model_len, config, hidden, first)
             base = _body_of(model, family)
             return vector_reference(
-                model, base, config.directory, family, length, first, scores=scores
+                model, base, config.directory, family, length, first, scores=scores, draw=draw
             )
 
         subject = Subject(

@@ -77,6 +77,7 @@ def vector_reference(
     first: int,
     *,
     scores: bool,
+    draw: int = 0,
 ) -> Reference:
     """Run the own code of a model.
 
@@ -88,9 +89,10 @@ def vector_reference(
         max_model_len: positions that it is served with.
         first: position id of a prompt's first token.
         scores: it computes logits of pairs.
+        draw: of its prompts.
     """
     config = base.config.get_text_config()
-    prompts = _prompts(config, directory, family, max_model_len, scores=scores)
+    prompts = _prompts(config, directory, family, max_model_len, scores=scores, draw=draw)
     batch, size = CheckBatch.of(prompts), VARIANTS * len(prompts)
     ids = torch.tensor([prompt.ids for prompt in prompts], device=base.device).repeat(VARIANTS, 1)
     places = torch.from_numpy(batch.places).view(len(prompts), COUNT).to(base.device) + first
@@ -135,16 +137,22 @@ def vector_reference(
 
 
 def _prompts(
-    config: Any, directory: Path, family: PoolingFamily, max_model_len: int, *, scores: bool
+    config: Any,
+    directory: Path,
+    family: PoolingFamily,
+    max_model_len: int,
+    *,
+    scores: bool,
+    draw: int,
 ) -> list[CheckPrompt]:
     """Return random ids far into the context, a text, and pairs."""
-    random, text = check_prompts(directory, config.vocab_size, max_model_len, rows=False)
+    random, text = check_prompts(directory, config.vocab_size, max_model_len, rows=False, draw=draw)
     near = tuple(range(COUNT))
     if family.tiled:
         # Positions are looked up one after another there.
         start = max(0, max_model_len - COUNT)
         random = random._replace(positions=tuple(range(start, start + COUNT)))
-    generator = torch.Generator().manual_seed(21)
+    generator = torch.Generator().manual_seed(21 + 100 * draw)
     count = _NUM_SCORED if scores else int(family.token_types)
     drawn = torch.randint(config.vocab_size, (count, COUNT), generator=generator).tolist()
     pairs = [CheckPrompt(_PAIR, tuple(ids), (), near) for ids in drawn]

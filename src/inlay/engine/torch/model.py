@@ -266,9 +266,9 @@ class CausalModel:
 
         rows = family.refuses_rows is None and not has_inputs_per_layer(text)
 
-        def reference(parts: tuple[Any, Any]) -> Reference:
+        def reference(parts: tuple[Any, Any], draw: int) -> Reference:
             return Reference.of(
-                parts[0], directory, max_model_len, axes=family.rope_axes, rows=rows
+                parts[0], directory, max_model_len, axes=family.rope_axes, rows=rows, draw=draw
             )
 
         if group is not None and follows:

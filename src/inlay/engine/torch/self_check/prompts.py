@@ -78,7 +78,7 @@ class CheckPrompt(NamedTuple):
 
 
 def check_prompts(
-    directory: Path, vocab_size: int, max_model_len: int, *, rows: bool
+    directory: Path, vocab_size: int, max_model_len: int, *, rows: bool, draw: int = 0
 ) -> tuple[CheckPrompt, ...]:
     """Return the prompts of a model; always the same ones.
 
@@ -87,12 +87,13 @@ def check_prompts(
         vocab_size: ids are below it.
         max_model_len: positions that it is served with.
         rows: the model takes embedding vectors.
+        draw: other ids for each.
     """
-    generator = torch.Generator().manual_seed(20)
+    generator = torch.Generator().manual_seed(20 + 100 * draw)
     drawn: list[tuple[int, ...]] = [
         tuple(torch.randint(vocab_size, (COUNT,), generator=generator).tolist()) for _ in range(3)
     ]
-    text = text_ids(directory, vocab_size, COUNT) or drawn[1]
+    text = text_ids(directory, vocab_size, COUNT * (draw + 1))[-COUNT:] or drawn[1]
     return (
         CheckPrompt("random", drawn[0], (), spread_positions(max_model_len)),
         CheckPrompt("text", text, drawn[2][ROWS] if rows else (), tuple(range(COUNT))),

@@ -127,6 +127,7 @@ class Reference:
         *,
         axes: int,
         rows: bool,
+        draw: int = 0,
     ) -> "Reference":
         """Run the model's own code; layers with a sliding window see `WINDOW` positions at most.
 
@@ -136,9 +137,10 @@ class Reference:
             max_model_len: positions that it is served with.
             axes: numbers of a position.
             rows: it takes embedding vectors.
+            draw: of its prompts.
         """
         vocab_size: int = model.config.get_text_config().vocab_size
-        prompts = check_prompts(directory, vocab_size, max_model_len, rows=rows)
+        prompts = check_prompts(directory, vocab_size, max_model_len, rows=rows, draw=draw)
         capture = Capture(model, getattr(model.base_model, "layers", ()), len(prompts))
         with torch.inference_mode(), as_published(model, WINDOW) as attention:
             with capture.hooked():
