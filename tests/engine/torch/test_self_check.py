@@ -26,8 +26,13 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.self_check import start
 from inlay.engine.torch.self_check.fingerprint import Fingerprint
-from inlay.engine.torch.self_check.judgement import BOUND, mean_ratio
-from inlay.engine.torch.self_check.prompts import COUNT, scattered_pages, spread_positions
+from inlay.engine.torch.self_check.judgement import BOUND, Judgement, mean_ratio
+from inlay.engine.torch.self_check.prompts import (
+    COUNT,
+    CheckPrompt,
+    scattered_pages,
+    spread_positions,
+)
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.weights.linear import RMSNorm
 from tests.embedding_models import tiny_embedding
@@ -150,6 +155,34 @@ def test_what_is_wrong_without_them_too_is_not_served(monkeypatch: pytest.Monkey
     monkeypatch.setattr(CausalModel, "logits", shifted)
     with pytest.raises(EngineError, match=r"not those of its own code \(transformers .*logits \("):
         load()
+
+
+@pytest.mark.parametrize("wrong", range(start.DRAWS + 1))
+def test_what_differs_with_some_prompts_alone_is_chance(
+    wrong: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual, rolled = model.judge, CausalModel.logits
+    drawn: list[tuple[CheckPrompt, ...]] = []
+
+    def judge(served: CausalModel, reference: Reference) -> Judgement:
+        drawn.append(reference.prompts)
+        with monkeypatch.context() as patch:
+            if len(drawn) <= wrong:
+                patch.setattr(CausalModel, "logits", lambda *given: rolled(*given).roll(1, -1))
+            return usual(served, reference)
+
+    monkeypatch.setattr(model, "judge", judge)
+    monkeypatch.setattr(model, "shadow_of", lambda *_, **__: None)
+    caplog.set_level(logging.INFO)
+    if wrong == start.DRAWS:
+        with pytest.raises(EngineError, match="not those of its own code"):
+            load(mode="strict")
+    else:
+        found = load(mode="strict").self_check
+        assert found is not None
+        assert found.result == "passed"
+    assert len(set(drawn)) == len(drawn) == min(wrong + 1, start.DRAWS)
+    assert caplog.text.count("compared with other prompts") == min(wrong, start.DRAWS - 1)
 
 
 def test_numbers_that_are_not_finite_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
