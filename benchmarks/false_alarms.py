@@ -89,10 +89,10 @@ def _same(directory: Path, _: int) -> Path:
 
 
 def drawn(
-    seed: int, directory: Path, vocab_size: int, max_model_len: int, **named: Any
+    seed: int, directory: Path, vocab_size: int, max_model_len: int, *, draw: int = 0, **named: Any
 ) -> tuple[CheckPrompt, ...]:
     """The check's prompts with other ids: random ones, and some of a page in place of its text."""
-    generator = random.Random(seed)
+    generator = random.Random(seed + 1000 * draw)
     file = directory / "tokenizer.json"
     page = []
     if file.is_file():
