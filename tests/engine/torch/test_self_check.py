@@ -26,7 +26,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.self_check import start
 from inlay.engine.torch.self_check.fingerprint import Fingerprint
-from inlay.engine.torch.self_check.judgement import BOUND, Judgement, mean_ratio
+from inlay.engine.torch.self_check.judgement import BOUND, Judgement, judge, mean_ratio
 from inlay.engine.torch.self_check.prompts import (
     COUNT,
     CheckPrompt,
@@ -161,17 +161,17 @@ def test_what_is_wrong_without_them_too_is_not_served(monkeypatch: pytest.Monkey
 def test_what_differs_with_some_prompts_alone_is_chance(
     wrong: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    usual, rolled = model.judge, CausalModel.logits
+    rolled = CausalModel.logits
     drawn: list[tuple[CheckPrompt, ...]] = []
 
-    def judge(served: CausalModel, reference: Reference) -> Judgement:
+    def judged(served: CausalModel, reference: Reference) -> Judgement:
         drawn.append(reference.prompts)
         with monkeypatch.context() as patch:
             if len(drawn) <= wrong:
                 patch.setattr(CausalModel, "logits", lambda *given: rolled(*given).roll(1, -1))
-            return usual(served, reference)
+            return judge(served, reference)
 
-    monkeypatch.setattr(model, "judge", judge)
+    monkeypatch.setattr(model, "judge", judged)
     monkeypatch.setattr(model, "shadow_of", lambda *_, **__: None)
     caplog.set_level(logging.INFO)
     if wrong == start.DRAWS:

@@ -37,6 +37,7 @@ from inlay.engine.torch.self_check.judgement import judge
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.self_check.shadow import shadow_of
+from inlay.engine.torch.self_check.shares import Shares
 from inlay.engine.torch.self_check.start import Steps, Subject, checked
 from inlay.engine.torch.tensor_parallel import commands
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
@@ -171,9 +172,6 @@ class CausalModel:
         self.decoder_layers: tuple[nn.Module, ...] = tuple(getattr(model.base_model, "layers", ()))
         self.projector: Projector | None = None
         self.windows = tuple(group.window for group in self.page_groups)
-        if group is not None and not check.plain:
-            # One rank alone cannot compare what all ranks add up.
-            check = ModuleCheck(known=())
         if native is not None and native.serve(model.dtype):
             fuse(model, self.layers, native, check)
         elif (on_gpu := kernels_on(model.device)) is not None:
@@ -247,7 +245,8 @@ class CausalModel:
 
         def wrap(parts: tuple[Any, Any], check: ModuleCheck) -> CausalModel:
             if group is not None:
-                group.load(plain=check.plain)
+                group.load()
+                check.divide(Shares(group))
             return cls(
                 *parts,
                 family,
@@ -272,7 +271,7 @@ class CausalModel:
             )
 
         if group is not None and follows:
-            found = wrap(read(), ModuleCheck(plain=group.plain))
+            found = wrap(read(), ModuleCheck())
         else:
             variant = device, settings.enable_lora, settings.batch_invariant, group and group.size
             weights = weights_id(directory, activations)

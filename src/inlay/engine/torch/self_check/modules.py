@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from inlay.engine.torch.self_check.shares import Mode, Shares
 from inlay.engine.torch.weights.linear_methods import TOLERANCE, differ
 
 _logger = logging.getLogger(__name__)
@@ -17,6 +19,20 @@ Compute = Callable[[Tensor], Tensor]
 
 Kept = Mapping[str, tuple[Tensor, Tensor]]
 """Rows of the inputs [R, in] and outputs [R, out] of modules in the model's own pass, by path."""
+
+
+class _Rows(NamedTuple):
+    """What a module is compared on.
+
+    Attributes:
+        given: [R, in].
+        outputs: [R, out] of each module that it replaces, from the model's own pass.
+        summed: it computes an addend of these, as every rank does.
+    """
+
+    given: Tensor
+    outputs: Sequence[Tensor] = ()
+    summed: bool = False
 
 
 class ModuleCheck:
@@ -38,10 +54,18 @@ class ModuleCheck:
     ) -> None:
         """Compare with `kept` rows, and on made ones where there are none."""
         self._kept = kept or {}
+        self._shares: Shares | None = None
         self.plain = plain
         self.known = known
         self.checked = 0
         self.left_out: dict[str, float] = {}
+
+    def divide(self, shares: Shares) -> None:
+        """Compare the ranks' shares of modules from now on, as rank 0 does."""
+        self._shares = shares
+        known = None if self.known is None else tuple(self.known)
+        mode = shares.mode(Mode(self.plain, known))
+        self.plain, self.known = mode.plain, mode.known
 
     def agrees(
         self,
@@ -70,37 +94,72 @@ class ModuleCheck:
         name = paths[0] if whole is None else whole
         if whole is None and len(paths) > 1:
             name = " + ".join([paths[0], *(path.rpartition(".")[2] for path in paths[1:])])
-        allowed = roundings * TOLERANCE[like.dtype]
         if self.plain:
             return False
         if self.known is not None:
             return name not in self.known
-        kept = [self._kept[path] for path in paths if path in self._kept]
-        given = kept[0][0] if kept else None
-        if given is None or given.shape[1] != size or given.dtype != like.dtype:
-            given, kept = _made(size, like), []
-        # The model's own code may have run elsewhere, before the model was divided.
-        given, kept = given.to(like.device), [(x, y.to(like.device)) for x, y in kept]
         with torch.inference_mode():
-            own = found(given)
-            wanted = torch.cat([rows for _, rows in kept], -1) if kept and whole is None else None
-            # Not so where another rank has the rest of them.
-            if wanted is None or wanted.shape != own.shape:
-                wanted = expected(given)
-            # One row and several have different kernels.
-            error = max(differ(own, wanted), differ(found(given[:1]), wanted[:1], wanted))
-            slope = _slope(own, wanted)
+            rows = self._rows(paths, size, like)
+            own = found(rows.given)
+            wanted = self._wanted(rows, own) if whole is None else None
+            if wanted is None:
+                wanted = expected(rows.given)
+            differences = _differences(found, rows.given, own, wanted)
+            bounds = [roundings * TOLERANCE[like.dtype], _SLOPE]
+            if rows.summed and self._shares is not None:
+                adding, wanted = self._shares.adding(found), torch.cat([*rows.outputs], -1)
+                differences += _differences(adding, rows.given, adding(rows.given), wanted)
+                # Each addend is rounded, and their sum.
+                bounds += [(roundings + self._shares.size) * TOLERANCE[like.dtype], _SLOPE]
+        if self._shares is not None:
+            differences = self._shares.largest(differences)
         self.checked += 1
         # Not a number is not near.
-        if error <= allowed and slope <= _SLOPE:
+        wrong = [pair for pair in zip(differences, bounds, strict=True) if not pair[0] <= pair[1]]
+        if not wrong:
             return True
-        worst, allowed = (error, allowed) if not error <= allowed else (slope, _SLOPE)
+        worst, allowed = wrong[0]
         self.left_out[name] = worst
         _logger.warning(
             "%s is left as it is: its faster form differs by %.3g (allowed: %.3g)",
             name, worst, allowed,
         )  # fmt: skip
         return False
+
+    def _rows(self, paths: Sequence[str], size: int, like: Tensor) -> _Rows:
+        kept = [rows for path in paths if (rows := self._kept_of(path, like)) is not None]
+        if kept:
+            given, outputs = kept[0][0], [found for _, found in kept]
+            if given.shape[1] == size:
+                return _Rows(given, outputs)
+            if self._shares is not None and given.shape[1] == size * self._shares.size:
+                return _Rows(self._shares.part(given), outputs, summed=True)
+        return _Rows(_made(size, like))
+
+    def _kept_of(self, path: str, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return what the module of the whole model was given, in the dtype of `like`, and gave."""
+        kept = self._kept.get(path if self._shares is None else self._shares.whole(path))
+        # The model's own code may have run elsewhere, before the model was divided.
+        found = kept and (kept[0].to(like.device), kept[1].to(like.device))
+        if found is not None and any(part.dtype != like.dtype for part in found):
+            found = None
+        return found if self._shares is None else self._shares.rows(found, like)
+
+    def _wanted(self, rows: _Rows, own: Tensor) -> Tensor | None:
+        """Return what the model's own pass has in place of `own`; None if that is not known."""
+        if not rows.outputs or rows.summed:
+            return None
+        wanted = torch.cat([*rows.outputs], -1)
+        if wanted.shape != own.shape and self._shares is not None:
+            wanted = torch.cat([*map(self._shares.part, rows.outputs)], -1)
+        return wanted if wanted.shape == own.shape else None
+
+
+def _differences(found: Compute, given: Tensor, own: Tensor, wanted: Tensor) -> list[float]:
+    """Return the largest difference of an element, and by how much a typical one is off."""
+    # One row and several have different kernels.
+    error = max(differ(own, wanted), differ(found(given[:1]), wanted[:1], wanted))
+    return [error, _slope(own, wanted)]
 
 
 def _made(size: int, like: Tensor) -> Tensor:

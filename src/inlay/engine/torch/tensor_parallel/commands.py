@@ -10,9 +10,7 @@ from inlay.engine.torch.batch import Batch
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Load the model again; replace none of its modules if `plain`."""
-
-    plain: bool
+    """Load the model again."""
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True, array_like=True):

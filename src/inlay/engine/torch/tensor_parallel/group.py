@@ -25,12 +25,8 @@ class TensorParallelGroup:
     """The ranks 0 to `size` - 1 of a model, one process each.
 
     Every rank must call the same collectives in the same order.
-
-    Attributes:
-        plain: the model is loaded without faster modules.
     """
 
-    plain = False
     _loaded = False
 
     def __init__(
@@ -92,14 +88,13 @@ class TensorParallelGroup:
         """
         del self._group
 
-    def load(self, *, plain: bool) -> None:
+    def load(self) -> None:
         """Have all other ranks load the model as this one does, unless it is the first time.
 
         That they do by themselves.
         """
-        self.plain = plain
         if self._loaded:
-            self.tell(Load(plain))
+            self.tell(Load())
         self._loaded = True
 
     def tell(self, command: Command) -> None:
@@ -121,6 +116,24 @@ class TensorParallelGroup:
     def share(self, values: Tensor) -> None:
         """Replace `values`, contiguous and of the same shape on all ranks, by those of rank 0."""
         self._group.broadcast(values, 0).wait()
+
+    def share_bytes(self, data: bytes) -> bytes:
+        """Return the `data` of rank 0; that of other ranks is not read."""
+        size = torch.tensor([len(data)], device=self.device)
+        self.share(size)
+        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.rank == 0 else None
+        values = torch.empty(int(size), dtype=torch.uint8) if sent is None else sent
+        values = values.to(self.device)
+        self.share(values)
+        return values.cpu().numpy().tobytes()
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest of each value over the ranks; infinite where it is none on one."""
+        found = values.nan_to_num(torch.inf, torch.inf).to(self.device)
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        self._group.allreduce([found], options).wait()
+        return found
 
     def gather(self, part: Tensor) -> Tensor:
         """Return the parts [..., n] of all ranks side by side [..., size * n] on rank 0.

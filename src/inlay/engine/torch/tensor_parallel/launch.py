@@ -135,7 +135,6 @@ class _Follower:
             # Freed first: there may be no room for both.
             self._allocated = None
             del self._model
-            self._group.plain = command.plain
             self._model = CausalModel.load(self._settings, self._group)
             return
         model = self._model
