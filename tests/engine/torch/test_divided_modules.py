@@ -21,6 +21,7 @@ from inlay.engine.torch.self_check.judgement import Judgement
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.tensor_parallel import sharding
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
+from inlay.engine.torch.weights import checkpoint
 from tests.lifelike import lifelike, text
 from tests.models import tiny
 
@@ -33,7 +34,7 @@ def only_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_module, "judge", lambda *_: Judgement({"text": 0.5}, (), 0.01))
     monkeypatch.setattr(model_module, "shadow_of", lambda *_, **__: None)
     monkeypatch.setattr(threads, "bind", lambda *_: 2)
-    read, alone = model_module.load, threading.Lock()
+    read, alone = checkpoint.load, threading.Lock()
 
     def one_by_one(*given: Any, **named: Any) -> Any:
         # transformers changes torch's defaults as it reads.

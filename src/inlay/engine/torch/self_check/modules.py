@@ -22,7 +22,7 @@ Kept = Mapping[str, tuple[Tensor, Tensor]]
 
 
 class _Rows(NamedTuple):
-    """What a module is compared on.
+    """The rows that a module is compared on.
 
     Attributes:
         given: [R, in].

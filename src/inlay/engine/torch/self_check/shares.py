@@ -17,14 +17,14 @@ _SHARES = (".share", ".linear")
 
 
 class Mode(msgspec.Struct, frozen=True, array_like=True):
-    """What `ModuleCheck` does on rank 0, and so on all."""
+    """The `plain` and `known` of rank 0 (`ModuleCheck`), and so of all."""
 
     plain: bool
     known: tuple[str, ...] | None
 
 
 class Shares:
-    """What the ranks of a model tell each other as they compare modules."""
+    """The messages of ranks that compare modules."""
 
     def __init__(self, group: TensorParallelGroup) -> None:
         self._group = group
