@@ -13,7 +13,7 @@ from torch import Tensor
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 
 _SHARES = (".share", ".linear")
-"""What the path of a share ends with, in the module that adds or joins those of all ranks."""
+"""Ends of the path of a share, in the module that adds or joins those of all ranks."""
 
 
 class Mode(msgspec.Struct, frozen=True, array_like=True):
