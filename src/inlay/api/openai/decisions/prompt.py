@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inlay.api.fields import check_depth, string_at
-from inlay.api.openai.responses.input import Conversation, conversation, in_input
+from inlay.api.openai.responses.input import ResponsesChat, conversation, in_input
 from inlay.api.openai.schema.decisions import (
     ChoiceQuestion,
     DecisionRequest,
@@ -34,14 +34,14 @@ def sources_in(request: DecisionRequest) -> list[Source]:
     return in_input(ResponsesRequest(input=request.input))
 
 
-def state_of(request: DecisionRequest) -> Conversation:
+def state_of(request: DecisionRequest) -> ResponsesChat:
     """Return the messages of a state, without a question.
 
     Raises:
         InvalidRequestError: an item that is not supported, or an output without its call.
     """
     if isinstance(request.input, str) or not request.input:
-        return Conversation([{"role": "user", "content": request.input or ""}], ["input"], False)
+        return ResponsesChat([{"role": "user", "content": request.input or ""}], ["input"], False)
     check_depth(request.input, "input")
     calls: set[tuple[object, object]] = set()
     items = []
