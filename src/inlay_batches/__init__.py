@@ -1,10 +1,10 @@
 """Files of clients, and batches of requests in them, answered in the background.
 
 records.py          files and batches as they are kept
-storage/            memory, a directory or NATS; contents in sealed pieces
+storage of both is `inlay.store.kept`
 files.py            files of owners, their bounds
 lines.py, validate.py   lines of an input file, all checked before one runs
-held.py, runner.py  the lease of a batch; one batch until it has ended
+runner.py           one batch until it has ended
 answering.py        a line, answered as a request over HTTP; work.py: what a runner needs of it
 matrix.py           vectors as one matrix
 service.py          the batches of one frontend

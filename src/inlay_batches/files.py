@@ -7,10 +7,10 @@ from typing import BinaryIO
 import msgspec
 
 from inlay.base.errors import NotFoundError, OverloadedError, RateLimitedError
+from inlay.store.kept.contents import Contents, age_of, new_name
 from inlay.store.shared import Storage
 from inlay_batches.matrix import write_matrix
 from inlay_batches.records import BatchRecord, FileRecord, decode, encode, new_id
-from inlay_batches.storage.contents import Contents, age_of, new_name
 
 MAX_FILES = 10_000
 """Files and batches of one owner."""

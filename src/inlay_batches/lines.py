@@ -9,8 +9,8 @@ from blake3 import blake3
 
 from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.base64_extractor import PARSER_ERRORS
+from inlay.store.kept.contents import Contents, Piece
 from inlay_batches.records import LineProblem, Place, Stop, UsageSum
-from inlay_batches.storage.contents import Contents, Piece
 
 MAX_CUSTOM_ID = 512
 _url = re.compile(r"(/[A-Za-z0-9_.-]{1,64}){1,8}")

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from inlay.store.kept.contents import PIECE_BYTES, Contents, Piece, new_name
 from inlay_batches.lines import Outcome
-from inlay_batches.storage.contents import PIECE_BYTES, Contents, Piece, new_name
 
 NAME = "embeddings"
 """Name of the matrix in a safetensors file."""

@@ -8,7 +8,8 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from inlay_batches.storage.contents import Piece
+from inlay.store.kept.contents import Piece
+from inlay.store.kept.lease import Held, Lease
 
 Status: TypeAlias = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
@@ -81,13 +82,6 @@ class UsageSum(msgspec.Struct, frozen=True, array_like=True):
             self.output + other.output,
             self.reasoning + other.reasoning,
         )
-
-
-class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """Holder of a batch: nobody where `holder` is empty. Each taking counts `epoch` up."""
-
-    holder: str = ""
-    epoch: int = 0
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -197,6 +191,16 @@ def decode(key: str, record: bytes) -> FileRecord | BatchRecord:
     """Return the record that is kept under a key. Raises `msgspec.MsgspecError`."""
     kind = key.partition(".")[2]
     return _batches.decode(record) if kind.startswith("batch_") else _files.decode(record)
+
+
+def decode_batch(key: str, record: bytes) -> BatchRecord | None:
+    """Return the record under a key if it is a batch. Raises `msgspec.MsgspecError`."""
+    found = decode(key, record)
+    return found if isinstance(found, BatchRecord) else None
+
+
+HeldBatch: TypeAlias = Held[BatchRecord]
+"""A batch that this frontend owns."""
 
 
 def with_numbers(ranges: Ranges, numbers: Iterable[int]) -> Ranges:

@@ -15,13 +15,14 @@ from typing import NamedTuple, TypeVar
 
 from inlay.base import liveness
 from inlay.base.errors import OverloadedError
-from inlay_batches.held import RENEW_SECONDS, HeldBatch, replace
+from inlay.store.kept.contents import Contents, Piece, new_name
+from inlay.store.kept.lease import RENEW_SECONDS, Lease, replace
 from inlay_batches.lines import Line, Outcome, blocks_of, not_run, read_line
 from inlay_batches.matrix import piece_of
 from inlay_batches.records import (
     ENDS,
     BatchRecord,
-    Lease,
+    HeldBatch,
     LineProblem,
     Place,
     Stop,
@@ -30,7 +31,6 @@ from inlay_batches.records import (
     new_id,
     with_numbers,
 )
-from inlay_batches.storage.contents import Contents, Piece, new_name
 from inlay_batches.validate import Validation
 from inlay_batches.work import Work
 

@@ -16,16 +16,16 @@ from inlay.http.bodies.accounting import ByteBudget
 from inlay.http.callers.auth import Caller
 from inlay.http.frontend_part import FrontendAccess
 from inlay.http.metrics.collectors import Collected
+from inlay.store.kept.contents import Contents
+from inlay.store.kept.directory import DirectoryStorage
+from inlay.store.kept.lease import SILENT_SECONDS, Held, LeaseLostError, replace
+from inlay.store.kept.memory import MemoryStorage
 from inlay.store.secret import read_key
 from inlay.store.shared import Storage
 from inlay_batches.answering import ServerWork, endpoints_of
 from inlay_batches.files import Files
-from inlay_batches.held import SILENT_SECONDS, HeldBatch, LeaseLostError, replace
-from inlay_batches.records import BatchRecord, LineProblem, decode, encode
+from inlay_batches.records import BatchRecord, HeldBatch, LineProblem, decode, decode_batch, encode
 from inlay_batches.runner import BatchRunner, Pace, cancelled
-from inlay_batches.storage.contents import Contents
-from inlay_batches.storage.directory import DirectoryStorage
-from inlay_batches.storage.memory import MemoryStorage
 
 NAME = "batches"
 KIND = "files"
@@ -110,7 +110,7 @@ class Batches:
         elif settings.batch_store == "nats" and self._open_shared is not None:
             storage = await self._open_shared(KIND)
         else:
-            storage = DirectoryStorage(Path(settings.batch_store))
+            storage = DirectoryStorage(Path(settings.batch_store), "--batch-store")
         self._storage = storage
         self.files = Files(
             storage,
@@ -226,7 +226,7 @@ class Batches:
             seen[key] = revision, since if before == revision else now
             silent = now - seen[key][1] >= SILENT_SECONDS
             if not record.lease.holder or silent or record.lease.holder == self._holder:
-                held = await HeldBatch.take(storage, key, revision, record, self._holder)
+                held = await Held.take(storage, key, revision, record, self._holder, decode_batch)
                 if held is not None:
                     self._takeovers += bool(record.lease.holder)
                     self._begin(held)

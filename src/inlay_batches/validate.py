@@ -10,9 +10,9 @@ import numpy as np
 from blake3 import blake3
 
 from inlay.base.errors import BodyTooLargeError, InvalidRequestError, NotFoundError
+from inlay.store.kept.contents import Contents, new_name
 from inlay_batches.lines import Line, LineError, blocks_of, problem_of, read_line
 from inlay_batches.records import BatchRecord, LineProblem, Place
-from inlay_batches.storage.contents import Contents, new_name
 from inlay_batches.work import Work
 
 MAX_PROBLEMS = 100

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
+from inlay.store.kept.contents import Contents
+from inlay.store.kept.memory import MemoryStorage
 from inlay_batches import matrix as module
 from inlay_batches.lines import Outcome
 from inlay_batches.matrix import piece_of, write_matrix
-from inlay_batches.storage.contents import Contents
-from inlay_batches.storage.memory import MemoryStorage
 
 
 @pytest.mark.parametrize("form", ["npy", "safetensors"])

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.base.errors import OverloadedError
+from inlay.store.kept.contents import Contents
+from inlay.store.kept.directory import DirectoryStorage
+from inlay.store.kept.lease import Held, LeaseLostError
+from inlay.store.kept.memory import MemoryStorage
 from inlay.store.shared import Storage
 from inlay_batches.files import Files
-from inlay_batches.held import HeldBatch, LeaseLostError
-from inlay_batches.records import BatchRecord, FileRecord, decode, encode, new_id
+from inlay_batches.records import BatchRecord, FileRecord, decode, decode_batch, encode, new_id
 from inlay_batches.runner import BatchRunner, Pace, cancelled
-from inlay_batches.storage.contents import Contents
-from inlay_batches.storage.directory import DirectoryStorage
-from inlay_batches.storage.memory import MemoryStorage
 from tests.batches.fakes import Echo, Killed, Mortal
 from tests.examples import examples
 
@@ -95,7 +95,7 @@ class Place:
         assert kept is not None
         record = decode(self.name, kept)
         assert isinstance(record, BatchRecord)
-        held = await HeldBatch.take(storage, self.name, revision, record, holder)
+        held = await Held.take(storage, self.name, revision, record, holder, decode_batch)
         assert held is not None
         work = Echo(files, OWNER, self.id, turns=turns)
         yield BatchRunner(held, files.contents, work, PACE, lambda: self.now), work
@@ -173,7 +173,7 @@ def test_each_line_has_one_output_line_wherever_its_owners_die(
         assert left <= used
 
     with TemporaryDirectory() as folder:
-        storage = DirectoryStorage(Path(folder) / "store")
+        storage = DirectoryStorage(Path(folder) / "store", "--batch-store")
         try:
             run(act, storage)
         finally:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from inlay.base.errors import InvalidRequestError, OverloadedError
+from inlay.store.kept.directory import DirectoryStorage
+from inlay.store.kept.memory import MemoryStorage
 from inlay.store.shared import Storage
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.prompts import NatsPrompts
 from inlay.transport.nats.subjects import FILES
-from inlay_batches.storage.directory import DirectoryStorage
-from inlay_batches.storage.memory import MemoryStorage
 from tests.batches.test_runner import Place, check_whole, lines
 from tests.transport.nats_server import NatsServer
 
@@ -37,7 +37,7 @@ async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         if request.param == "memory":
             return memory
         if request.param == "directory":
-            folders.append(DirectoryStorage(tmp_path / "store"))
+            folders.append(DirectoryStorage(tmp_path / "store", "--batch-store"))
             return folders[-1]
         members.append(await Member.join(settings, "frontend"))
         return await NatsPrompts.open(members[-1], FILES)
@@ -110,7 +110,7 @@ async def test_a_full_memory_and_a_foreign_directory_are_refused(tmp_path: Path)
     (tmp_path / "open").mkdir(mode=0o755)
     (tmp_path / "open").chmod(0o755)
     with pytest.raises(InvalidRequestError, match="may be read by others"):
-        DirectoryStorage(tmp_path / "open")
+        DirectoryStorage(tmp_path / "open", "--batch-store")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InvalidRequestError, match="cannot be used"):
-        DirectoryStorage(tmp_path / "file")
+        DirectoryStorage(tmp_path / "file", "--batch-store")

@@ -11,9 +11,11 @@ class MemoryStorage:
 
     Args:
         max_bytes: of contents and records.
+        flag: sets it, for errors.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, flag: str = "--batch-store-bytes") -> None:
+        self._flag = flag
         self._max = max_bytes
         self._records: dict[str, tuple[int, bytes]] = {}
         self._contents: dict[str, bytes] = {}
@@ -55,8 +57,8 @@ class MemoryStorage:
     def _take(self, num_bytes: int) -> None:
         if num_bytes > 0 and self._bytes + num_bytes > self._max:
             raise OverloadedError(
-                f"files hold {self._bytes} bytes; {num_bytes} more would pass the limit of "
-                f"{self._max} (--batch-store-bytes)",
+                f"it holds {self._bytes} bytes; {num_bytes} more would pass the limit of "
+                f"{self._max} ({self._flag})",
                 retry_after=60,
             )
         self._bytes += num_bytes

@@ -27,12 +27,14 @@ class DirectoryStorage:
 
     Args:
         root: made with mode 0700 where it is missing.
+        flag: names it, for errors.
 
     Raises:
         InvalidRequestError: it cannot be made or written, or others may read it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, flag: str) -> None:
+        self._flag = flag
         self._records, self._contents = root / "records", root / "contents"
         try:
             for folder in (root, self._records, self._contents):
@@ -40,13 +42,10 @@ class DirectoryStorage:
             self._lock = root / "lock"
             self._lock.touch(mode=0o600)
         except OSError as error:
-            raise InvalidRequestError(
-                f"--batch-store {root} cannot be used: {error.strerror}", param="batch_store"
-            ) from error
+            raise InvalidRequestError(f"{flag} {root} cannot be used: {error.strerror}") from error
         if root.stat().st_mode & 0o077:
             raise InvalidRequestError(
-                f"--batch-store {root} may be read by others: chmod 700 keeps it to its owner",
-                param="batch_store",
+                f"{flag} {root} may be read by others: chmod 700 keeps it to its owner"
             )
         self._threads = Threads()
 
@@ -146,7 +145,7 @@ class DirectoryStorage:
             if error.errno not in _NO_ROOM:
                 raise
             raise OverloadedError(
-                "the disk of --batch-store has no room left", retry_after=60
+                f"the disk of {self._flag} has no room left", retry_after=60
             ) from error
 
 
