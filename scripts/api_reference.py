@@ -6,13 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import inlay
-from inlay.api.answer_fields import ANSWER_FIELDS
-from inlay.api.app import routes
-from inlay.api.examples import EXAMPLES
-from inlay.api.field_examples import FIELD_EXAMPLES
-from inlay.api.schema.unserved import reason_for
+from inlay.api.app import NOTES, routes
 from inlay.http import openapi
-from inlay.http.openapi import Notes, Operation
+from inlay.http.openapi import Operation
 
 PAGE = Path(__file__).parents[1] / "docs" / "api-reference.md"
 REFUSED = "Refused: "
@@ -29,11 +25,8 @@ Made from the types that the server parses requests with, by `make reference`. R
 
 def reference() -> str:
     """Return the page: routes, fields of several, fields of each, and those that are refused."""
-    notes = Notes(
-        lambda kind, name: reason_for(kind, name).text, EXAMPLES, FIELD_EXAMPLES, ANSWER_FIELDS
-    )
     operations = [operation for operation, _ in routes()]
-    types = openapi.describe(operations, inlay.__version__, notes, "")["components"]["schemas"]
+    types = openapi.describe(operations, inlay.__version__, NOTES, "")["components"]["schemas"]
     paths: dict[str, list[str]] = {}
     for operation in operations:
         if isinstance(operation.request, type):

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "single_flight": {"pace"},
     "digest": {"prompt", "errors", "pace"},
     "request": BASE,
-    "card": BASE | {"request", "media", "stages"},
+    "card": BASE | {"request", "fields", "media", "stages"},
     "commands": BASE | {"card"},
     "outputs": BASE | {"request"},
     "fields": {"errors"},

@@ -9,10 +9,8 @@ import openai
 import pytest
 
 import inlay
-from inlay.api.answer_fields import ANSWER_FIELDS
 from inlay.api.app import routes
 from inlay.api.examples import EXAMPLES
-from inlay.api.field_examples import FIELD_EXAMPLES
 from inlay.api.generation import messages
 from inlay.api.openai.responses import input as responses
 from inlay.http.openapi import struct_types
@@ -196,7 +194,6 @@ def test_every_parameter_is_described_with_an_example_that_fits(url: str) -> Non
 def test_every_field_of_a_request_has_an_example_that_is_read(url: str) -> None:
     schemas = httpx.get(url + "/openapi.json").json()["components"]["schemas"]
     requests = [route.request for route, _ in routes() if route.request is not None]
-    used = set()
     for name, kind in struct_types(requests).items():
         hints = get_type_hints(kind)
         for field, value in schemas[name]["properties"].items():
@@ -204,12 +201,10 @@ def test_every_field_of_a_request_has_an_example_that_is_read(url: str) -> None:
                 assert "examples" not in value
                 continue
             (example,) = value["examples"]
-            used |= {field, f"{kind.__name__}.{field}"}
             if field in hints:
                 msgspec.convert(example, hints[field])
             else:
                 assert example in value["enum"]
-    assert set(FIELD_EXAMPLES) <= used
 
 
 @pytest.mark.extensions("stages")
@@ -222,11 +217,10 @@ def test_every_field_of_an_answer_that_holds_a_value_has_an_example_of_its_type(
         for kind in (route.response, route.event, route.otherwise, route.errors.type)
         if kind is not None
     }
-    used, bare = set(), []
+    bare = []
     for name, kind in struct_types(answers).items():
         hints = get_type_hints(kind)
         for field, value in schemas[name].get("properties", {}).items():
-            used |= {field, f"{kind.__name__}.{field}"}
             if "examples" in value and name not in asked:
                 (example,) = value["examples"]
                 try:
@@ -241,7 +235,6 @@ def test_every_field_of_an_answer_that_holds_a_value_has_an_example_of_its_type(
             ):
                 bare.append(f"{name}.{field}")
     assert bare == []
-    assert set(ANSWER_FIELDS) <= used
 
 
 @pytest.mark.extensions("stages")

@@ -16,7 +16,6 @@ from inlay.api.admin.schema import (
     LoadLoraAdapterRequest,
     UnloadLoraAdapterRequest,
 )
-from inlay.api.answer_fields import ANSWER_FIELDS
 from inlay.api.anthropic import models as anthropic_models
 from inlay.api.anthropic.errors import ANTHROPIC
 from inlay.api.anthropic.route import count_tokens, messages
@@ -30,7 +29,6 @@ from inlay.api.anthropic.schema import (
     TokenCount,
 )
 from inlay.api.examples import EXAMPLES
-from inlay.api.field_examples import FIELD_EXAMPLES
 from inlay.api.listed import by_version
 from inlay.api.openai import lookup, models, tokenize, uploads
 from inlay.api.openai.chat.route import chat_completions
@@ -90,6 +88,7 @@ from inlay.store import PromptStore, StoredPrompts
 from inlay.store.settings import BatchSettings
 from inlay.telemetry import Tracing
 
+NOTES = Notes(lambda kind, name: reason_for(kind, name).text, EXAMPLES)
 _ANSWERS: Routes = (
     (
         Operation(
@@ -335,13 +334,10 @@ def build_app(
         InvalidRequestError: a file named in the settings cannot be read, or an extension's part
             cannot be as they say.
     """
-    notes = Notes(
-        lambda kind, name: reason_for(kind, name).text, EXAMPLES, FIELD_EXAMPLES, ANSWER_FIELDS
-    )
     server, served = Server(router, settings, secret, store, tracing), routes()
     access = FrontendAccess(server, served, batches or BatchSettings(), open_shared)
     for name, make in parts("frontend"):
         part = make(access)
         if part is not None:
             server.parts[name] = part
-    return App(server, served, notes)
+    return App(server, served, NOTES)

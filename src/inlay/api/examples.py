@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-_QUESTION = "What is the capital of France?"
+from inlay.api.schema.samples import QUESTION
+
 _PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAGUlEQVR42m"
     "NsaGhgIAUwMZAIRjWMahg6GgDJTAGg54KQ4AAAAABJRU5ErkJggg=="
@@ -28,8 +29,8 @@ EXAMPLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
     },
     "/v1/chat/completions": {
-        "question": {"messages": [{"role": "user", "content": _QUESTION}]},
-        "stream": {"messages": [{"role": "user", "content": _QUESTION}], "stream": True},
+        "question": {"messages": [{"role": "user", "content": QUESTION}]},
+        "stream": {"messages": [{"role": "user", "content": QUESTION}], "stream": True},
         "embeddings in a message": {
             "messages": [
                 {
@@ -53,7 +54,7 @@ EXAMPLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             ]
         },
     },
-    "/v1/responses": {"question": {"input": _QUESTION}},
+    "/v1/responses": {"question": {"input": QUESTION}},
     "/v1/decisions": {
         "question": {
             "input": "The parcel came late, and the lamp in it is broken.",
@@ -68,15 +69,15 @@ EXAMPLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         }
     },
     "/v1/messages": {
-        "question": {"max_tokens": 64, "messages": [{"role": "user", "content": _QUESTION}]},
+        "question": {"max_tokens": 64, "messages": [{"role": "user", "content": QUESTION}]},
         "thinking": {
             "max_tokens": 256,
             "thinking": {"type": "enabled", "budget_tokens": 128},
-            "messages": [{"role": "user", "content": _QUESTION}],
+            "messages": [{"role": "user", "content": QUESTION}],
         },
     },
     "/v1/messages/count_tokens": {
-        "question": {"messages": [{"role": "user", "content": _QUESTION}]},
+        "question": {"messages": [{"role": "user", "content": QUESTION}]},
     },
     "/v1/embeddings": {
         "texts": {"input": ["a red fox", "a green frog"]},
@@ -98,8 +99,8 @@ EXAMPLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "stream_format": "sse",
         },
     },
-    "/v1/prompt_embeds/encode": {"text": {"prompt": _QUESTION}},
-    "/tokenize": {"text": {"prompt": _QUESTION, "return_token_strs": True}},
+    "/v1/prompt_embeds/encode": {"text": {"prompt": QUESTION}},
+    "/tokenize": {"text": {"prompt": QUESTION, "return_token_strs": True}},
     "/detokenize": {"ids": {"tokens": [1, 2, 3]}},
 }
 """Bodies by route, and by a description of a few words."""

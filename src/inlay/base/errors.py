@@ -21,7 +21,7 @@ plane unchanged.
 
 import re
 from collections.abc import Callable
-from typing import ClassVar, Self, TypeAlias
+from typing import Annotated, ClassVar, Self, TypeAlias
 
 import msgspec
 
@@ -46,10 +46,29 @@ def reason_of(error: BaseException) -> str:
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     """The OpenAI error object: what clients see under `"error"`."""
 
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
+    message: Annotated[
+        str,
+        msgspec.Meta(
+            description="what is wrong, and what is allowed.",
+            examples=["max_tokens must be 1 or more"],
+        ),
+    ]
+    type: Annotated[
+        str, msgspec.Meta(description="kind of the error.", examples=["invalid_request_error"])
+    ]
+    param: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="place in the request, as `messages[0].content`.", examples=["max_tokens"]
+        ),
+    ] = None
+    code: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="kind of the error in more detail; may be null.",
+            examples=["context_length_exceeded"],
+        ),
+    ] = None
 
 
 class InlayError(Exception):

@@ -11,7 +11,17 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from types import UnionType
-from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -23,6 +33,7 @@ from inlay.base.errors import (
     InvalidRequestError,
     without_addresses,
 )
+from inlay.messages.fields import field
 
 MAX_TEXT = 2000
 """Maximum characters of an error's message, and of its param."""
@@ -45,7 +56,7 @@ _path = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`$", re
 class ErrorResponse(msgspec.Struct, frozen=True):
     """Every error of OpenAI's API and the admin routes, as a body and as an SSE event."""
 
-    error: ErrorBody
+    error: Annotated[ErrorBody, field("the error.")]
 
 
 class ErrorForm(NamedTuple):

@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,6 +14,7 @@ from inlay.http.metrics.engine_health import combined_status, health_of
 from inlay.http.request_scope import shutting_down
 from inlay.http.server import Call
 from inlay.messages.card import ModelCard
+from inlay.messages.fields import field
 from inlay.router.router import ASLEEP_RETRY_AFTER
 
 _TEXT = (b"content-type", metrics.CONTENT_TYPE)
@@ -37,13 +38,13 @@ _PATHS = frozenset(
 class Status(msgspec.Struct, frozen=True):
     """Response of the probes."""
 
-    status: str
+    status: Annotated[str, field("`live` or `ready`.", "ready")]
 
 
 class Version(msgspec.Struct, frozen=True):
     """Response of `/version`."""
 
-    version: str
+    version: Annotated[str, field("version of inlay.", "0.2.0")]
 
 
 async def live(call: Call) -> None:
@@ -116,7 +117,7 @@ async def exposition(call: Call) -> None:
 class Load(msgspec.Struct, frozen=True):
     """Response of `/load`: number of running requests."""
 
-    server_load: int
+    server_load: Annotated[int, field("requests that are running.", 3)]
 
 
 async def load(call: Call) -> None:

@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -117,14 +117,10 @@ class Notes:
     Attributes:
         refused: returns the reason why a field of a request is refused.
         examples: bodies to try, by route and by a description of a few words.
-        field_examples: values of requests' fields, by field, or by type and field.
-        answer_fields: descriptions and examples of answers' fields, by field, or by type and field.
     """
 
     refused: Callable[[type, str], str] = lambda _, name: name
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    field_examples: Mapping[str, Any] = field(default_factory=dict)
-    answer_fields: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
 
 _FIELD = re.compile(r" {4}(\w+): (.*)")
@@ -223,74 +219,56 @@ def _explain(
     components: Mapping[str, dict[str, Any]],
     kinds: Mapping[str, type],
     requests: Iterable[type],
-    notes: Notes,
+    refused: Callable[[type, str], str],
 ) -> None:
-    """Write descriptions of types and fields into their schemas, and examples of requests' fields.
+    """Write descriptions of types and fields into their schemas, and examples of fields.
 
     Args:
         components: schemas by name.
         kinds: types by the same names.
         requests: types of bodies. A field means in one what it means in the others, so that it is
             described once.
-        notes: reasons why fields are refused, and examples.
+        refused: as of `Notes`.
     """
     asked = set(struct_types(requests).values())
     shared: dict[str, str] = {}
-    examples = dict(notes.field_examples)
+    examples: dict[str, Any] = {}
     for request in requests:
         shared = {**field_descriptions(request), **shared}
         for name, each in fields_of(request).items():
             if each.example is not None:
                 examples.setdefault(name, each.example)
-    notes = replace(notes, field_examples=examples)
-    for name, schema in components.items():
-        kind = kinds.get(name)
-        if kind is None:
-            continue
+    for name, kind in kinds.items():
+        schema = components[name]
         schema["description"] = summary(kind)
         said = {**(shared if kind in requests else {}), **field_descriptions(kind)}
         for known, value in schema.get("properties", {}).items():
             if value.get("not") == {}:
                 if "description" not in value:
-                    value["description"] = f"Refused: {notes.refused(kind, known)}."
+                    value["description"] = f"Refused: {refused(kind, known)}."
                 continue
             if known in said:
                 value["description"] = said[known]
-            only = value["enum"][0] if len(value.get("enum", ())) == 1 else None
-            if only is not None:
-                value.setdefault("description", f"Always {json.dumps(only)}.")
-            if kind in asked:
-                value["examples"] = _examples(f"{kind.__name__}.{known}", known, value, notes)
-            elif only is None:
-                _explain_answer(f"{kind.__name__}.{known}", known, value, notes)
+            words = value.get("enum", ())
+            if value.get("type") == "null":
+                value.setdefault("description", "Always null.")
+            elif len(words) == 1:
+                value.setdefault("description", f"Always {json.dumps(words[0])}.")
+            if "examples" not in value and (kind in asked or len(words) != 1):
+                example = examples.get(known) if kind in asked else None
+                example = _example(value) if example is None else example
+                if example is not None:
+                    value["examples"] = [example]
 
 
-def _explain_answer(full: str, name: str, schema: dict[str, Any], notes: Notes) -> None:
-    """Write what is known of an answer's field into its schema."""
-    if schema.get("type") == "null":
-        schema.setdefault("description", "Always null.")
-        return
-    known = notes.answer_fields
-    text, example = known.get(full) or known.get(name) or ("", None)
-    if text:
-        schema.setdefault("description", text)
-    found = _examples(full, name, schema, Notes()) if example is None else [example]
-    if found:
-        schema["examples"] = found
-
-
-def _examples(full: str, name: str, schema: Mapping[str, Any], notes: Notes) -> list[Any]:
-    """The example of a field: the one that is known, else a value other than its default."""
-    known = notes.field_examples
-    for example in (known.get(full), *schema.get("examples", ()), known.get(name)):
-        if example is not None:
-            return [example]
+def _example(schema: Mapping[str, Any]) -> Any:
+    """Return a value of a boolean or of a few words, other than the default; else None."""
     for one in schema.get("anyOf", [schema]):
         values = one.get("enum", [False, True] if one.get("type") == "boolean" else [])
         others = [value for value in values if value != schema.get("default")]
         if others:
-            return [others[-1]]
-    return []
+            return others[-1]
+    return None
 
 
 def describe(
@@ -314,7 +292,7 @@ def describe(
     found, components = msgspec.json.schema_components(ordered, ref_template=_REF)
     schemas = dict(zip(ordered, found, strict=True))
     requests = dict.fromkeys(each.request for each in listed if each.request is not None)
-    _explain(components, struct_types(ordered), requests, notes)
+    _explain(components, struct_types(ordered), requests, notes.refused)
     paths: dict[str, dict[str, Any]] = {}
     for operation in listed:
         entry: dict[str, Any] = {

@@ -1,13 +1,14 @@
 """Model cards: the metadata a worker announces of its model, its limits and its health."""
 
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from inlay.base.address import Address as Address
 from inlay.base.errors import InvalidRequestError
 from inlay.media.spec import MediaSpec
+from inlay.messages.fields import example
 from inlay.messages.pooling import EmbeddingCard as EmbeddingCard
 from inlay.messages.request import GrammarKind, Task
 from inlay.stages.graph import StageCard as StageCard
@@ -59,9 +60,9 @@ class Refusal(msgspec.Struct, frozen=True):
         reason: what would happen; a sentence without its full stop.
     """
 
-    feature: Feature
+    feature: Annotated[Feature, example("thinking_token_budget")]
     prompts: Prompts
-    reason: str
+    reason: Annotated[str, example("its engine cannot compute them")]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,19 +278,21 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         parts: relative distance to float32 of what is its library's own code: towers, denoisers.
     """
 
-    result: str
-    reference: str
-    distance: float = 0.0
-    bound: float = 0.0
-    distances: dict[str, float] = {}
-    layers: tuple[float, ...] = ()
-    noise: float = 0.0
-    num_modules: int = 0
-    left_out: tuple[str, ...] = ()
-    seconds: float = 0.0
-    shadow: float = 0.0
-    reason: str = ""
-    parts: dict[str, float] = {}
+    result: Annotated[str, example("passed")]
+    reference: Annotated[str, example("transformers 5.23.0 sdpa bfloat16")]
+    distance: Annotated[float, example(0.83)] = 0.0
+    bound: Annotated[float, example(2.0)] = 0.0
+    distances: Annotated[
+        dict[str, float], example({"random, chunks": 0.61, "text, decoding": 0.83})
+    ] = {}
+    layers: Annotated[tuple[float, ...], example([0.4, 0.5])] = ()
+    noise: Annotated[float, example(0.026)] = 0.0
+    num_modules: Annotated[int, example(198)] = 0
+    left_out: Annotated[tuple[str, ...], example([])] = ()
+    seconds: Annotated[float, example(0.02)] = 0.0
+    shadow: Annotated[float, example(2e-06)] = 0.0
+    reason: Annotated[str, example("")] = ""
+    parts: Annotated[dict[str, float], example({"vision": 0.003})] = {}
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

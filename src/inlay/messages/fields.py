@@ -63,6 +63,11 @@ def field(text: str, example: Any = None, **declared: Any) -> msgspec.Meta:
     return msgspec.Meta(description=text, examples=shown, extra=extra)
 
 
+def example(value: Any) -> msgspec.Meta:
+    """Return the metadata of a type whose meaning stands elsewhere."""
+    return msgspec.Meta(examples=[value])
+
+
 @cache
 def fields_of(kind: type) -> Mapping[str, Field]:
     """Return what is declared of the fields of a type of requests, in their order."""

@@ -4,6 +4,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from inlay.api.schema.answers import (
+    CachedTokens,
+    OutputTokens,
+    PromptTokens,
+    ReasoningTokens,
+    TotalTokens,
+)
+from inlay.messages.fields import example, field
 from inlay_batches.records import Status
 
 
@@ -19,12 +27,12 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", 
         purpose: "batch", "batch_output" or "user_data".
     """
 
-    id: str
-    bytes: int
-    created_at: int
-    expires_at: int | None
-    filename: str
-    purpose: str
+    id: Annotated[str, example("file-5d0f")]
+    bytes: Annotated[int, example(98)]
+    created_at: Annotated[int, example(1764000000)]
+    expires_at: Annotated[int | None, example(1766592000)]
+    filename: Annotated[str, example("texts.jsonl")]
+    purpose: Annotated[str, example("batch")]
     status: Literal["processed"] = "processed"
     status_details: None = None
 
@@ -40,15 +48,15 @@ class FileList(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", ta
     """
 
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+    first_id: Annotated[str | None, example("file-5d0f")]
+    last_id: Annotated[str | None, example("file-5d0f")]
+    has_more: Annotated[bool, example(False)]
 
 
 class FileDeleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="file"):
     """A file that is gone."""
 
-    id: str
+    id: Annotated[str, field("id of the file.", "file-5d0f")]
     deleted: Literal[True] = True
 
 
@@ -60,8 +68,8 @@ class ExpiresAfter(msgspec.Struct, frozen=True):
         anchor: "created_at".
     """
 
-    seconds: Annotated[int, msgspec.Meta(ge=3600, le=2_592_000)]
-    anchor: Literal["created_at"] = "created_at"
+    seconds: Annotated[int, msgspec.Meta(ge=3600, le=2_592_000, examples=[86400])]
+    anchor: Annotated[Literal["created_at"], example("created_at")] = "created_at"
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,11 +87,13 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
             float32 matrix in the order of the lines, beside lines without them.
     """
 
-    input_file_id: str
-    endpoint: str
-    completion_window: str = "24h"
-    metadata: dict[str, str] | None = None
-    output_expires_after: ExpiresAfter | None = None
+    input_file_id: Annotated[str, example("file-5d0f")]
+    endpoint: Annotated[str, example("/v1/embeddings")]
+    completion_window: Annotated[str, example("24h")] = "24h"
+    metadata: Annotated[dict[str, str] | None, example({"job": "harbour"})] = None
+    output_expires_after: Annotated[
+        ExpiresAfter | None, example({"anchor": "created_at", "seconds": 86400})
+    ] = None
     output_format: Literal["jsonl", "npy", "safetensors"] = "jsonl"
 
 
@@ -97,10 +107,10 @@ class BatchError(msgspec.Struct, frozen=True, kw_only=True):
         param: field of the line, or null.
     """
 
-    code: str
-    message: str
-    line: int | None
-    param: str | None
+    code: Annotated[str, example("duplicate_custom_id")]
+    message: Annotated[str, example("custom_id is that of line 3")]
+    line: Annotated[int | None, example(7)]
+    param: Annotated[str | None, example("custom_id")]
 
 
 class BatchErrors(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
@@ -122,31 +132,31 @@ class RequestCounts(msgspec.Struct, frozen=True):
         failed: answered with an error, or not run.
     """
 
-    total: int
-    completed: int
-    failed: int
+    total: Annotated[int, example(3)]
+    completed: Annotated[int, example(2)]
+    failed: Annotated[int, example(1)]
 
 
 class InputDetails(msgspec.Struct, frozen=True):
     """Part of the positions that came from the prefix cache."""
 
-    cached_tokens: int
+    cached_tokens: CachedTokens
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
     """Part of the tokens that are reasoning."""
 
-    reasoning_tokens: int
+    reasoning_tokens: ReasoningTokens
 
 
 class BatchUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Positions and tokens of all lines so far."""
 
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
+    input_tokens: PromptTokens
+    input_tokens_details: Annotated[InputDetails, field("more about the prompt.")]
+    output_tokens: OutputTokens
+    output_tokens_details: Annotated[OutputDetails, field("more about the answer.")]
+    total_tokens: TotalTokens
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="batch"):
@@ -177,27 +187,27 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="
         usage: of its lines, as of the last piece that was written.
     """
 
-    id: str
-    endpoint: str
-    model: str | None
+    id: Annotated[str, example("batch_5d0f")]
+    endpoint: Annotated[str, example("/v1/embeddings")]
+    model: Annotated[str | None, example("my-model")]
     errors: BatchErrors | None
-    input_file_id: str
-    completion_window: str
-    status: Status
-    output_file_id: str | None
-    error_file_id: str | None
-    matrix_file_id: str | msgspec.UnsetType = msgspec.UNSET
-    created_at: int
-    in_progress_at: int | None = None
-    expires_at: int
-    finalizing_at: int | None = None
-    completed_at: int | None = None
-    failed_at: int | None = None
-    expired_at: int | None = None
-    cancelling_at: int | None = None
-    cancelled_at: int | None = None
+    input_file_id: Annotated[str, example("file-5d0f")]
+    completion_window: Annotated[str, example("24h")]
+    status: Annotated[Status, example("completed")]
+    output_file_id: Annotated[str | None, example("file-5d10")]
+    error_file_id: Annotated[str | None, example("file-5d11")]
+    matrix_file_id: Annotated[str | msgspec.UnsetType, example("file-5d12")] = msgspec.UNSET
+    created_at: Annotated[int, example(1764000000)]
+    in_progress_at: Annotated[int | None, example(1764000060)] = None
+    expires_at: Annotated[int, example(1764086400)]
+    finalizing_at: Annotated[int | None, example(1764000060)] = None
+    completed_at: Annotated[int | None, example(1764000060)] = None
+    failed_at: Annotated[int | None, example(1764000060)] = None
+    expired_at: Annotated[int | None, example(1764000060)] = None
+    cancelling_at: Annotated[int | None, example(1764000060)] = None
+    cancelled_at: Annotated[int | None, example(1764000060)] = None
     request_counts: RequestCounts
-    metadata: dict[str, str] | None
+    metadata: Annotated[dict[str, str] | None, example({"job": "harbour"})]
     usage: BatchUsage
 
 
@@ -212,6 +222,6 @@ class BatchList(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", t
     """
 
     data: list[Batch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+    first_id: Annotated[str | None, example("batch_5d0f")]
+    last_id: Annotated[str | None, example("batch_5d0f")]
+    has_more: Annotated[bool, example(False)]

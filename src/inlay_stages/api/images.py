@@ -11,9 +11,9 @@ import msgspec
 import pybase64
 
 from inlay.api.fields import answer_id, check_unserved
+from inlay.api.generation.respond import stages_of
 from inlay.api.generation.sampling import seed_of
 from inlay.api.openai.first_model import first_that
-from inlay.api.shares import shares_of
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.http.errors import shown
 from inlay.http.parsed_request import read_request
@@ -324,7 +324,7 @@ class _Shape:
         # The first stage reads the prompt, the others what it made of it; the last has the images.
         usages = [*self.usages.values()] or [EngineUsage(0, 0)]
         read, made = usages[0].prompt_tokens, usages[-1].completion_tokens
-        return ImagesUsage(read, made, read + made, ImageTokens(read), shares_of(self.usages))
+        return ImagesUsage(read, made, read + made, ImageTokens(read), stages_of(self.usages))
 
 
 def _base64(data: bytes | memoryview) -> str:

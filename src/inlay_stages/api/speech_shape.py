@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 import msgspec
 import pybase64
 
-from inlay.api.shares import shares_of
+from inlay.api.generation.respond import stages_of
 from inlay.base.errors import InlayError
 from inlay.http.errors import shown
 from inlay.http.server import Call
@@ -143,4 +143,4 @@ def _usage(end: StageOutput) -> SpeechUsage:
     usages = [*end.usages.values()]
     read = usages[0] if usages else EngineUsage(0, 0)
     codes = usages[1].completion_tokens if len(usages) > 1 else 0
-    return SpeechUsage(read.prompt_tokens, codes, read.prompt_tokens + codes, shares_of(end.usages))
+    return SpeechUsage(read.prompt_tokens, codes, read.prompt_tokens + codes, stages_of(end.usages))

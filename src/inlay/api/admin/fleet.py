@@ -1,12 +1,13 @@
 """`GET /workers`: the workers that a frontend knows, with their state and load."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from inlay.http.metrics.engine_health import LastProbe, State, health_of
 from inlay.http.server import Call
 from inlay.messages.card import Phase, Stats
+from inlay.messages.fields import example, field
 from inlay.messages.request import Task
 from inlay.messages.routing import WorkerLoad
 from inlay.transport.api import Worker
@@ -15,9 +16,9 @@ from inlay.transport.api import Worker
 class WorkerLoads(msgspec.Struct, frozen=True):
     """Requests of all frontends at a worker: sequences, positions to prefill and being decoded."""
 
-    requests: int
-    prefill: int
-    decode: int
+    requests: Annotated[int, field("sequences.", 3)]
+    prefill: Annotated[int, field("positions of prompts that are still to be computed.", 2048)]
+    decode: Annotated[int, field("positions of the sequences that are being decoded.", 900)]
 
 
 class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,32 +45,32 @@ class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True):
         load: what the frontends have sent there and is not done, in sequences and positions.
     """
 
-    id: str
-    model: str
-    aliases: tuple[str, ...]
+    id: Annotated[str, example("w-5d0f")]
+    model: Annotated[str, example("my-model")]
+    aliases: Annotated[tuple[str, ...], field("other names of its model.", ["my-other-name"])]
     state: State
     tasks: tuple[Task, ...]
     role: Phase
-    engine: str
-    dtype: str
-    weights_id: str
-    max_num_seqs: int
-    asleep: int
-    adapters: list[str]
-    last_probe: LastProbe | None
-    running: int | None
-    waiting: int | None
-    blocks_used: int | None
-    blocks_total: int | None
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    generated_tokens: int | None
-    steps: int | None
-    leases: int | None
-    held_payloads: int | None
-    held_bytes: int | None
-    fetched_payloads: int | None
-    stage: str | None
+    engine: Annotated[str, field("engine and its version.", "torch 2.9.0")]
+    dtype: Annotated[str, field("dtype that the model computes in.", "bfloat16")]
+    weights_id: Annotated[str, field("identity of configuration and weights.", "9f86d081884c7d65")]
+    max_num_seqs: Annotated[int, field("sequences that it computes at a time.", 64)]
+    asleep: Annotated[int, example(0)]
+    adapters: Annotated[list[str], field("names of its loaded adapters.", ["my-adapter"])]
+    last_probe: Annotated[LastProbe | None, field("last probe of its engine.")]
+    running: Annotated[int | None, example(3)]
+    waiting: Annotated[int | None, example(2)]
+    blocks_used: Annotated[int | None, field("blocks of its cache that are in use.", 40)]
+    blocks_total: Annotated[int | None, field("blocks of its cache.", 512)]
+    prompt_tokens: Annotated[int | None, example(17)]
+    cached_tokens: Annotated[int | None, example(16)]
+    generated_tokens: Annotated[int | None, field("tokens made so far.", 8000)]
+    steps: Annotated[int | None, example(12000)]
+    leases: Annotated[int | None, example(0)]
+    held_payloads: Annotated[int | None, example(0)]
+    held_bytes: Annotated[int | None, example(0)]
+    fetched_payloads: Annotated[int | None, example(0)]
+    stage: Annotated[str | None, example("my-pipeline/denoise")]
     load: WorkerLoads
 
 
@@ -83,10 +84,10 @@ class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     object: Literal["list"] = "list"
-    data: list[WorkerEntry]
+    data: Annotated[list[WorkerEntry], field("the entries.")]
     drains: bool
-    missing: dict[str, str]
-    waiting: dict[str, int]
+    missing: Annotated[dict[str, str], example({"my-model": "it has not loaded yet"})]
+    waiting: Annotated[dict[str, int], example({"my-model": 2})]
 
 
 async def list_workers(call: Call) -> None:

@@ -1,10 +1,12 @@
 """Requests and responses of the admin routes: adapters, as in vLLM and more, and workers."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from inlay.api.schema.answers import ModelName
 from inlay.base.errors import ErrorBody
+from inlay.messages.fields import example, field
 
 
 class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -15,8 +17,10 @@ class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         sha256: of its adapter_model.safetensors, 64 hex digits; not checked when absent.
     """
 
-    uri: str
-    sha256: str | None = None
+    uri: Annotated[str, example("hf://somebody/my-adapter")]
+    sha256: Annotated[
+        str | None, example("0000000000000000000000000000000000000000000000000000000000000000")
+    ] = None
 
 
 class LoadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,12 +35,20 @@ class LoadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=
         source: its address and digest, in place of `lora_path`; one of the two is needed.
     """
 
-    lora_name: str = ""
-    lora_path: str = ""
-    source: AdapterSource | None = None
+    lora_name: Annotated[str, example("my-adapter")] = ""
+    lora_path: Annotated[str, example("/adapters/mine")] = ""
+    source: Annotated[
+        AdapterSource | None,
+        example(
+            {
+                "sha256": "0000000000000000000000000000000000000000000000000000000000000000",
+                "uri": "hf://somebody/my-adapter",
+            }
+        ),
+    ] = None
     load_inplace: bool = False
-    base_model_name: str | None = None
-    is_3d_lora_weight: bool = False
+    base_model_name: Annotated[str | None, example("my-model")] = None
+    is_3d_lora_weight: Annotated[bool, example(False)] = False
 
 
 class UnloadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,9 +61,9 @@ class UnloadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_field
             worker's own setting when absent.
     """
 
-    lora_name: str = ""
-    lora_int_id: int | None = None
-    drain_timeout: float | None = None
+    lora_name: Annotated[str, example("my-adapter")] = ""
+    lora_int_id: Annotated[int | None, example(1)] = None
+    drain_timeout: Annotated[float | None, example(30)] = None
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,25 +83,25 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
         reason: cause of the failure.
     """
 
-    id: str
+    id: Annotated[str, example("my-adapter")]
     object: Literal["adapter"] = "adapter"
-    worker: str
-    parent: str
-    root: str
+    worker: Annotated[str, example("w-5d0f")]
+    parent: Annotated[str, example("my-model")]
+    root: Annotated[str, example("my-model")]
     state: Literal["loading", "ready", "draining", "failed"]
     kind: Literal["lora", "prompt"] | None = None
-    content_id: str | None = None
-    rank: int = 0
-    num_positions: int = 0
-    running: int = 0
-    reason: str | None = None
+    content_id: Annotated[str | None, example("9f86d081884c7d65")] = None
+    rank: Annotated[int, example(8)] = 0
+    num_positions: Annotated[int, example(20)] = 0
+    running: Annotated[int, example(3)] = 0
+    reason: Annotated[str | None, example("adapter_config.json is missing")] = None
 
 
 class AdapterList(msgspec.Struct, frozen=True, kw_only=True):
     """All adapters on all workers, whatever their state."""
 
     object: Literal["list"] = "list"
-    data: list[AdapterEntry]
+    data: Annotated[list[AdapterEntry], field("the entries.")]
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,12 +117,12 @@ class WorkerAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
         awake: True if weights and KV cache are both restored.
     """
 
-    id: str
-    model: str
-    status: int
+    id: Annotated[str, example("w-5d0f")]
+    model: Annotated[str, example("my-model")]
+    status: Annotated[int, example(200)]
     error: ErrorBody | None = None
-    blocks: int | None = None
-    level: int | None = None
+    blocks: Annotated[int | None, example(512)] = None
+    level: Annotated[int | None, example(1)] = None
     awake: bool | None = None
 
 
@@ -120,43 +132,48 @@ class CacheReset(msgspec.Struct, frozen=True):
     `success` is True if every worker succeeded.
     """
 
-    success: bool
-    workers: list[WorkerAnswer]
+    success: Annotated[bool, field("True if every worker succeeded.")]
+    workers: Annotated[list[WorkerAnswer], field("the workers, each with its result.")]
 
 
 class Asleep(msgspec.Struct, frozen=True):
     """Response of `/sleep`."""
 
     status: Literal["sleeping"]
-    level: int
-    workers: list[WorkerAnswer]
+    level: Annotated[int, field("level of sleep: 1 or 2, 0 while it is awake.", 1)]
+    workers: Annotated[list[WorkerAnswer], field("the workers, each with its result.")]
 
 
 class Awake(msgspec.Struct, frozen=True):
     """Response of `/wake_up`; "sleeping" until every worker is fully awake."""
 
-    status: Literal["awake", "sleeping"]
-    tags: list[str] | None
-    workers: list[WorkerAnswer]
+    status: Annotated[
+        Literal["awake", "sleeping"],
+        field("`sleeping` until every worker is wholly awake.", "awake"),
+    ]
+    tags: Annotated[
+        list[str] | None, field("parts that were asked to wake; null for all.", ["weights"])
+    ]
+    workers: Annotated[list[WorkerAnswer], field("the workers, each with its result.")]
 
 
 class DrainStarted(msgspec.Struct, frozen=True):
     """Response of `/drain`: the worker takes no more requests and ends after those it has."""
 
     status: Literal["draining"]
-    worker: str
+    worker: Annotated[str, field("id of the worker.", "w-5d0f")]
 
 
 class WorkerSleep(msgspec.Struct, frozen=True):
     """Sleep level of one worker; 0 while it is awake."""
 
-    id: str
-    model: str
-    level: int
+    id: Annotated[str, field("id of the worker.", "w-5d0f")]
+    model: ModelName
+    level: Annotated[int, field("level of sleep: 1 or 2, 0 while it is awake.", 1)]
 
 
 class IsSleeping(msgspec.Struct, frozen=True):
     """Response of `/is_sleeping`: True if any worker sleeps."""
 
-    is_sleeping: bool
-    workers: list[WorkerSleep]
+    is_sleeping: Annotated[bool, field("True if any worker sleeps.", False)]
+    workers: Annotated[list[WorkerSleep], field("the workers, each with its result.")]

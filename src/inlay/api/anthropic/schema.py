@@ -1,11 +1,22 @@
 """Types of `/v1/messages` and `/v1/messages/count_tokens`."""
 
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from inlay.api.schema.stages import StageUsage
+from inlay.api.schema.answers import (
+    AnswerText,
+    CachedTokens,
+    ListIndex,
+    ModelName,
+    OutputTokens,
+    PromptTokens,
+    ReasoningTokens,
+    ToolName,
+)
+from inlay.api.schema.samples import CHAT, SCHEMA
+from inlay.api.schema.stages import Stages
 from inlay.api.schema.unserved import Unserved
 from inlay.messages.fields import (
     IgnoreEos,
@@ -15,6 +26,8 @@ from inlay.messages.fields import (
     Temperature,
     TopK,
     TopP,
+    example,
+    field,
 )
 
 
@@ -27,8 +40,10 @@ class OutputConfig(msgspec.Struct, frozen=True):
         format: an object of type "json_schema" with `schema`, which the answer will match.
     """
 
-    effort: str | None = None
-    format: dict[str, Any] | None = None
+    effort: Annotated[str | None, example("low")] = None
+    format: Annotated[dict[str, Any] | None, example({"type": "json_schema", "schema": SCHEMA})] = (
+        None
+    )
 
 
 class MessagesInput(msgspec.Struct, kw_only=True):
@@ -54,15 +69,21 @@ class MessagesInput(msgspec.Struct, kw_only=True):
         chat_template_kwargs: variables for the chat template.
     """
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], example(CHAT)]
     model: str | None = None
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    output_config: OutputConfig | None = None
-    cache_control: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    system: Annotated[str | list[dict[str, Any]] | None, example("Answer in one word.")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, example([{"name": "weather", "input_schema": SCHEMA}])
+    ] = None
+    tool_choice: Annotated[dict[str, Any] | None, example({"type": "any"})] = None
+    thinking: Annotated[
+        dict[str, Any] | None, example({"type": "enabled", "budget_tokens": 128})
+    ] = None
+    output_config: Annotated[OutputConfig | None, example({"effort": "low"})] = None
+    cache_control: Annotated[dict[str, Any] | None, example({"type": "ephemeral"})] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, example({"enable_thinking": False})] = (
+        None
+    )
 
     container: Unserved = None
     context_management: Unserved = None
@@ -85,9 +106,9 @@ class MessagesRequest(MessagesInput, kw_only=True):
     """
 
     max_tokens: int
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    stop_sequences: list[str] | None = None
+    metadata: Annotated[dict[str, Any] | None, example({"user_id": "somebody"})] = None
+    service_tier: Annotated[str | None, example("flex")] = None
+    stop_sequences: Annotated[list[str] | None, example(["\n\n"])] = None
     stream: bool | None = None
 
     temperature: Temperature = None
@@ -117,7 +138,7 @@ class MessagesRequest(MessagesInput, kw_only=True):
 class TokenCount(msgspec.Struct, frozen=True):
     """The response of `/v1/messages/count_tokens`; rows of embeddings and images count too."""
 
-    input_tokens: int
+    input_tokens: PromptTokens
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, tag="model", tag_field="type"):
@@ -129,34 +150,34 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, tag="model", tag_fiel
         max_tokens: the same: what the prompt leaves of it is the answer's.
     """
 
-    id: str
-    display_name: str
-    created_at: datetime
+    id: Annotated[str, field("name to send as `model`.", "my-model")]
+    display_name: Annotated[str, field("the same as `id`.", "my-model")]
+    created_at: Annotated[datetime, example("2026-11-24T00:00:00Z")]
     lifecycle: Literal["active"] = "active"
-    max_input_tokens: int
-    max_tokens: int
+    max_input_tokens: Annotated[int, example(4096)]
+    max_tokens: Annotated[int, example(4096)]
 
 
 class ModelPage(msgspec.Struct, frozen=True, kw_only=True):
     """Models, where `anthropic-version` is sent; `after_id` and `before_id` ask for the others."""
 
-    data: list[ModelInfo]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+    data: Annotated[list[ModelInfo], field("the entries.")]
+    first_id: Annotated[str | None, field("first id of this page.", "my-model")]
+    last_id: Annotated[str | None, field("last id of this page.", "my-model")]
+    has_more: Annotated[bool, field("True if there are more pages.", False)]
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
     """Text of the answer."""
 
-    text: str
+    text: AnswerText
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking", tag_field="type"):
     """Reasoning before the answer. `signature` is empty: nothing checks it when it comes back."""
 
-    thinking: str
-    signature: str = ""
+    thinking: Annotated[str, field("reasoning, or what is new of it.", "France, so")]
+    signature: Annotated[str, field("Always empty: nothing checks it.", "")] = ""
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use", tag_field="type"):
@@ -166,9 +187,9 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use", tag_field="type"
     `input`, under `unparsed`.
     """
 
-    id: str
-    name: str
-    input: dict[str, Any]
+    id: Annotated[str, field("id that the tool's result refers to.", "toolu_5d0f")]
+    name: ToolName
+    input: Annotated[dict[str, Any], field("arguments of the call.", {"city": "Paris"})]
 
 
 Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
@@ -177,7 +198,7 @@ Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
 class OutputTokensDetails(msgspec.Struct, frozen=True):
     """Counts of the output's tokens."""
 
-    thinking_tokens: int
+    thinking_tokens: ReasoningTokens
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,12 +207,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     The prompt is `input_tokens` and `cache_read_input_tokens` together.
     """
 
-    input_tokens: int
-    cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails | msgspec.UnsetType = msgspec.UNSET
-    stages: dict[str, StageUsage] | msgspec.UnsetType = msgspec.UNSET
+    input_tokens: Annotated[int, field("positions of the prompt that were not cached.", 1)]
+    cache_creation_input_tokens: Annotated[
+        int, field("As in Anthropic's form; inlay does not count it.", 0)
+    ] = 0
+    cache_read_input_tokens: CachedTokens
+    output_tokens: OutputTokens
+    output_tokens_details: Annotated[
+        OutputTokensDetails | msgspec.UnsetType, field("more about the answer.")
+    ] = msgspec.UNSET
+    stages: Stages = msgspec.UNSET
 
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -200,19 +225,21 @@ StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message", tag_field="type"):
     """The response of `/v1/messages`."""
 
-    id: str
+    id: Annotated[str, field("id of this answer.", "msg_5d0f")]
     role: Literal["assistant"] = "assistant"
-    model: str
-    content: list[Block] = []
-    stop_reason: StopReason | None = None
-    stop_sequence: str | None = None
-    usage: Usage
+    model: ModelName
+    content: Annotated[list[Block], field("blocks of the answer.")] = []
+    stop_reason: Annotated[StopReason | None, field("reason of the end.", "end_turn")] = None
+    stop_sequence: Annotated[
+        str | None, field("the stop string that ended the answer.", "\n\n")
+    ] = None
+    usage: Annotated[Usage, field("Positions and tokens of this answer.")]
 
 
 class MessageStart(msgspec.Struct, frozen=True, tag="message_start", tag_field="type"):
     """First event: the message before its content."""
 
-    message: Message
+    message: Annotated[Message, field("the message, still without content.")]
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="type"):
@@ -222,26 +249,26 @@ class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="type"):
 class BlockStart(msgspec.Struct, frozen=True, tag="content_block_start", tag_field="type"):
     """Start of a block, which is still empty."""
 
-    index: int
-    content_block: Block
+    index: ListIndex
+    content_block: Annotated[Block, field("the block, still empty.")]
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="text_delta", tag_field="type"):
     """Addition to a text."""
 
-    text: str
+    text: AnswerText
 
 
 class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking_delta", tag_field="type"):
     """Addition to the reasoning."""
 
-    thinking: str
+    thinking: Annotated[str, field("reasoning, or what is new of it.", "France, so")]
 
 
 class InputDelta(msgspec.Struct, frozen=True, tag="input_json_delta", tag_field="type"):
     """Addition to the JSON text of a call's input."""
 
-    partial_json: str
+    partial_json: Annotated[str, field("what is new of the JSON text.", '{"city')]
 
 
 Delta: TypeAlias = TextDelta | ThinkingDelta | InputDelta
@@ -250,28 +277,28 @@ Delta: TypeAlias = TextDelta | ThinkingDelta | InputDelta
 class BlockDelta(msgspec.Struct, frozen=True, tag="content_block_delta", tag_field="type"):
     """Addition to a block."""
 
-    index: int
-    delta: Delta
+    index: ListIndex
+    delta: Annotated[Delta, field("what is new.")]
 
 
 class BlockStop(msgspec.Struct, frozen=True, tag="content_block_stop", tag_field="type"):
     """End of a block."""
 
-    index: int
+    index: ListIndex
 
 
 class Ending(msgspec.Struct, frozen=True):
     """Reason of a message's end."""
 
-    stop_reason: StopReason
-    stop_sequence: str | None
+    stop_reason: Annotated[StopReason, field("reason of the end.", "end_turn")]
+    stop_sequence: Annotated[str | None, field("the stop string that ended the answer.", "\n\n")]
 
 
 class MessageDelta(msgspec.Struct, frozen=True, tag="message_delta", tag_field="type"):
     """Reason of the end, and the usage in all."""
 
-    delta: Ending
-    usage: Usage
+    delta: Annotated[Ending, field("what is new.")]
+    usage: Annotated[Usage, field("Positions and tokens of this answer.")]
 
 
 class MessageStop(msgspec.Struct, frozen=True, tag="message_stop", tag_field="type"):
@@ -281,15 +308,17 @@ class MessageStop(msgspec.Struct, frozen=True, tag="message_stop", tag_field="ty
 class ErrorDetail(msgspec.Struct, frozen=True):
     """Kind of an error and its message, which begins with the place in the request."""
 
-    type: str
-    message: str
+    type: Annotated[str, field("kind of the error.", "invalid_request_error")]
+    message: Annotated[
+        str, field("what is wrong, and what is allowed.", "max_tokens must be 1 or more")
+    ]
 
 
 class Failure(msgspec.Struct, frozen=True, tag="error", tag_field="type"):
     """Every error of this API, as a body and as the last event of a stream."""
 
-    error: ErrorDetail
-    request_id: str
+    error: Annotated[ErrorDetail, field("the error.")]
+    request_id: Annotated[str, field("id of the request, as in the header `request-id`.", "5d0f")]
 
 
 Event: TypeAlias = (

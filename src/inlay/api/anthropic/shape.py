@@ -29,7 +29,7 @@ from inlay.api.anthropic.schema import (
 )
 from inlay.api.generation.choices import ChoiceState, joined
 from inlay.api.generation.generation import Generation, Pieces
-from inlay.api.shares import shares_of
+from inlay.api.generation.respond import stages_of
 from inlay.base.errors import InlayError
 from inlay.http.sse import Event, TextEvents, named_event
 from inlay.render import ContentDelta, OutputDelta, ParsedOutput, ReasoningPiece
@@ -157,7 +157,7 @@ class MessagesShape:
             output_tokens_details=msgspec.UNSET
             if thought is None
             else OutputTokensDetails(thought),
-            stages=shares_of(self._generation.usage_by_model()),
+            stages=stages_of(self._generation.usage_by_model()),
         )
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -11,12 +11,14 @@ from inlay.api.generation.choices import ChoiceState
 from inlay.api.generation.generation import Generation, Pieces, WholeSink
 from inlay.api.generation.grammars import own_fields
 from inlay.api.schema.generation import GenerationRequest
+from inlay.api.schema.stages import StageUsage
 from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.http.bodies.connection import TextWriter
 from inlay.http.errors import ClientGone, internal_error
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import OFFLOAD_BYTES, Call
 from inlay.http.sse import UNNAMED, Event, EventFraming, EventStream, TextEvents
+from inlay.messages.request import EngineUsage
 from inlay.router import ServedModel
 
 _log = logging.getLogger(__name__)
@@ -194,3 +196,15 @@ async def respond(
         return
     tokens = sum(choice.completion_tokens for choice in generation.choices)
     await call.prepared_json(generation.bulk + tokens * _TOKEN_BYTES, shape.response)
+
+
+def stages_of(
+    usages: Mapping[str, EngineUsage] | Mapping[str | None, EngineUsage],
+) -> dict[str, StageUsage] | msgspec.UnsetType:
+    """Return the share of each stage by its name; nothing of a model that is no pipeline."""
+    found = {
+        name: StageUsage(usage.prompt_tokens, usage.completion_tokens)
+        for name, usage in usages.items()
+        if name is not None
+    }
+    return found or msgspec.UNSET

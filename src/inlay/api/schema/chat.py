@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from inlay.api.schema.generation import GenerationRequest
+from inlay.api.schema.samples import CHAT, FUNCTION
 from inlay.api.schema.unserved import Unserved
-from inlay.messages.fields import Bounds, field
+from inlay.messages.fields import Bounds, example, field
 
 
 class AudioOptions(msgspec.Struct, frozen=True):
@@ -17,8 +18,8 @@ class AudioOptions(msgspec.Struct, frozen=True):
         format: "mp3", "opus", "flac", "wav" or "pcm16"; of a stream "pcm16".
     """
 
-    voice: str
-    format: str
+    voice: Annotated[str, example("Chelsie")]
+    format: Annotated[str, example("wav")]
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -57,12 +58,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
         negative_prompt: text of what the image should not show. Refused where the model takes none.
         output_format: of the image's file; "png" when absent.
         service_tier: "flex" gives way to all other requests, as batches do; others change nothing.
-        best_of: only the value of `n`: all choices are returned.
-        echo: only false: the last message is the client's own.
         add_special_tokens: accepted; a chat has the special tokens of its template.
     """
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], example(CHAT)]
     max_completion_tokens: Annotated[
         int | None,
         field(
@@ -71,24 +70,34 @@ class ChatRequest(GenerationRequest, kw_only=True):
             bounds=Bounds(1),
         ),
     ] = None
+    best_of: Annotated[
+        int | None, field("only the value of `n`: all choices are returned.", 1, bounds=Bounds(1))
+    ] = None
+    echo: Annotated[
+        bool | None, field("only false: the last message is the client's own.", False)
+    ] = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    top_logprobs: Annotated[int | None, example(3)] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, example([{"type": "function", "function": FUNCTION}])
+    ] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, example("required")] = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    audio: AudioOptions | None = None
-    size: str | None = None
-    num_inference_steps: int | None = None
-    guidance_scale: float | None = None
-    negative_prompt: str | None = None
+    reasoning_effort: Annotated[str | None, example("low")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, example({"enable_thinking": False})] = (
+        None
+    )
+    modalities: Annotated[list[str] | None, example(["text"])] = None
+    audio: Annotated[AudioOptions | None, example({"voice": "Chelsie", "format": "wav"})] = None
+    size: Annotated[str | None, example("512x512")] = None
+    num_inference_steps: Annotated[int | None, example(20)] = None
+    guidance_scale: Annotated[float | None, example(4.5)] = None
+    negative_prompt: Annotated[str | None, example("blurred")] = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
-    service_tier: str | None = None
+    service_tier: Annotated[str | None, example("flex")] = None
 
     chat_template: Unserved = None
     documents: Unserved = None

@@ -4,6 +4,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from inlay.api.schema.answers import Logprob, TokenText
+from inlay.api.schema.samples import SCHEMA
 from inlay.api.schema.unserved import Unserved
 from inlay.messages.fields import Bounds, SamplingFields, field
 
@@ -117,7 +119,8 @@ class RequestFields(SamplingFields, kw_only=True):
         Any,
         field(
             "vLLM's: an object with one of json, regex, choice, grammar, json_object, as far as "
-            "the engine has them; not beside a `response_format` that is not text."
+            "the engine has them; not beside a `response_format` that is not text.",
+            {"choice": ["yes", "no"]},
         ),
     ] = None
     n: Annotated[
@@ -194,7 +197,8 @@ class GenerationRequest(RequestFields, kw_only=True):
     echo: Annotated[
         bool | None,
         field(
-            "return the prompt before the output; false when absent. Not with embeddings or media."
+            "return the prompt before the output; false when absent. Not with embeddings or media.",
+            True,
         ),
     ] = None
     add_special_tokens: Annotated[
@@ -209,7 +213,8 @@ class GenerationRequest(RequestFields, kw_only=True):
         field(
             'OpenAI\'s: an object of type "text" (as when absent), "json_object", or '
             '"json_schema" with `json_schema: {name, schema, strict}`, held to in full, or with '
-            "`strict: false` as far as possible."
+            "`strict: false` as far as possible.",
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
         ),
     ] = None
     prompt_logprobs: Annotated[
@@ -281,6 +286,6 @@ class GenerationRequest(RequestFields, kw_only=True):
 class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
     """Logprob of one token at one prompt position; `rank` 1 is the most likely."""
 
-    logprob: float
-    rank: int
-    decoded_token: str
+    logprob: Logprob
+    rank: Annotated[int, field("1 for the likeliest token at this position.", 1)]
+    decoded_token: TokenText

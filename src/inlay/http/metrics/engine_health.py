@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from inlay.base import liveness
 from inlay.base.errors import ErrorBody
 from inlay.messages.card import ModelCard
+from inlay.messages.fields import example, field
 from inlay.transport.api import Silences, Worker
 
 State = Literal["ok", "unprobed", "asleep", "failing", "silent"]
@@ -26,9 +27,9 @@ _WELL: frozenset[State] = frozenset({"ok", "unprobed", "asleep"})
 class LastProbe(msgspec.Struct, frozen=True):
     """Last probe of an engine: its age, its duration, and its error if it failed."""
 
-    age: float
-    seconds: float
-    error: str | None = None
+    age: Annotated[float, field("seconds since then.", 1.5)]
+    seconds: Annotated[float, field("seconds that it took.", 0.02)]
+    error: Annotated[str | None, field("error, if it failed.", "no token within 20 s")] = None
 
 
 class WorkerHealth(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,12 +44,15 @@ class WorkerHealth(msgspec.Struct, frozen=True, omit_defaults=True):
         canary: reason why its numbers are wrong, if they are.
     """
 
-    id: str
-    model: str
-    state: State
+    id: Annotated[str, example("w-5d0f")]
+    model: Annotated[str, example("my-model")]
+    state: Annotated[State, example("ok")]
     last_probe: LastProbe | None = None
-    silence: float | None = None
-    canary: str | None = None
+    silence: Annotated[float | None, example(12.0)] = None
+    canary: Annotated[
+        str | None,
+        example("the answer to the worker's own request differs from its first one by 0.4"),
+    ] = None
 
     @property
     def well(self) -> bool:
@@ -82,7 +86,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
     status: Literal["ok", "degraded", "failing"]
     workers: list[WorkerHealth]
-    missing: dict[str, str] = {}
+    missing: Annotated[dict[str, str], example({"my-model": "it has not loaded yet"})] = {}
     error: ErrorBody | None = None
 
 

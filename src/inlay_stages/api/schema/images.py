@@ -5,8 +5,11 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.completions import EmbedsSource
-from inlay.api.schema.stages import StageUsage
+from inlay.api.schema.answers import CreatedAt, PromptTokens, TotalTokens
+from inlay.api.schema.samples import ROWS
+from inlay.api.schema.stages import Stages
 from inlay.api.schema.unserved import Unserved
+from inlay.messages.fields import example, field
 from inlay_stages.api.schema.failure import StreamFailure
 
 ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
@@ -44,21 +47,21 @@ class ImagesRequest(msgspec.Struct, kw_only=True):
             priority.
     """
 
-    prompt: str | None = None
-    prompt_embeds: str | EmbedsSource | None = None
-    pooled_prompt_embeds: str | EmbedsSource | None = None
-    negative_prompt_embeds: str | EmbedsSource | None = None
+    prompt: Annotated[str | None, example("a red fox")] = None
+    prompt_embeds: Annotated[str | EmbedsSource | None, example({"ref": "pe-..."})] = None
+    pooled_prompt_embeds: Annotated[str | EmbedsSource | None, example(ROWS)] = None
+    negative_prompt_embeds: Annotated[str | EmbedsSource | None, example(ROWS)] = None
     model: str | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=10)] | None = None
-    size: str | None = None
-    response_format: str | None = None
+    n: Annotated[Annotated[int, msgspec.Meta(ge=1, le=10)] | None, example(2)] = None
+    size: Annotated[str | None, example("512x512")] = None
+    response_format: Annotated[str | None, example("b64_json")] = None
     output_format: ImageFormat | None = None
     stream: bool | None = None
-    partial_images: Annotated[int, msgspec.Meta(ge=0, le=3)] | None = None
+    partial_images: Annotated[Annotated[int, msgspec.Meta(ge=0, le=3)] | None, example(2)] = None
     seed: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)] | None = None
-    negative_prompt: str | None = None
-    num_inference_steps: int | None = None
-    guidance_scale: float | None = None
+    negative_prompt: Annotated[str | None, example("blurred")] = None
+    num_inference_steps: Annotated[int | None, example(20)] = None
+    guidance_scale: Annotated[float | None, example(4.5)] = None
     user: str | None = None
     request_id: str | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
@@ -99,14 +102,14 @@ class ImageData(msgspec.Struct, frozen=True):
         b64_json: its file in base64.
     """
 
-    b64_json: str
+    b64_json: Annotated[str, example("iVBORw0...")]
 
 
 class ImageTokens(msgspec.Struct, frozen=True):
     """Positions of a prompt by their kind."""
 
-    text_tokens: int
-    image_tokens: int = 0
+    text_tokens: Annotated[int, field("positions of text or of embeddings.", 17)]
+    image_tokens: Annotated[int, field("positions of images.", 0)] = 0
 
 
 class ImagesUsage(msgspec.Struct, frozen=True):
@@ -115,21 +118,21 @@ class ImagesUsage(msgspec.Struct, frozen=True):
     `stages` has the share of each stage that worked, by its name, where the model is a pipeline.
     """
 
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    input_tokens_details: ImageTokens
-    stages: dict[str, StageUsage] | msgspec.UnsetType = msgspec.UNSET
+    input_tokens: PromptTokens
+    output_tokens: Annotated[int, field("positions of the images, as the denoiser has them.", 1024)]
+    total_tokens: TotalTokens
+    input_tokens_details: Annotated[ImageTokens, field("more about the prompt.")]
+    stages: Stages = msgspec.UNSET
 
 
 class ImagesResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The images of a request."""
 
-    created: int
-    data: list[ImageData]
-    output_format: ImageFormat
-    size: str
-    usage: ImagesUsage
+    created: CreatedAt
+    data: Annotated[list[ImageData], field("the entries.")]
+    output_format: Annotated[ImageFormat, field("format of the file.", "png")]
+    size: Annotated[str, field("width and height in pixels.", "512x512")]
+    usage: Annotated[ImagesUsage, field("Positions and tokens of this answer.")]
     background: Literal["auto"] = "auto"
     quality: Literal["auto"] = "auto"
 
@@ -143,11 +146,11 @@ class PartialImage(
 ):
     """Event with the image so far."""
 
-    b64_json: str
-    partial_image_index: int
-    created_at: int
-    output_format: ImageFormat
-    size: str
+    b64_json: Annotated[str, field("the file in base64.", "iVBORw0...")]
+    partial_image_index: Annotated[int, field("number of the partial image, from 0.", 0)]
+    created_at: CreatedAt
+    output_format: Annotated[ImageFormat, field("format of the file.", "png")]
+    size: Annotated[str, field("width and height in pixels.", "512x512")]
     background: Literal["auto"] = "auto"
     quality: Literal["auto"] = "auto"
 
@@ -157,11 +160,11 @@ class CompletedImage(
 ):
     """Event with the image."""
 
-    b64_json: str
-    created_at: int
-    output_format: ImageFormat
-    size: str
-    usage: ImagesUsage
+    b64_json: Annotated[str, field("the file in base64.", "iVBORw0...")]
+    created_at: CreatedAt
+    output_format: Annotated[ImageFormat, field("format of the file.", "png")]
+    size: Annotated[str, field("width and height in pixels.", "512x512")]
+    usage: Annotated[ImagesUsage, field("Positions and tokens of this answer.")]
     background: Literal["auto"] = "auto"
     quality: Literal["auto"] = "auto"
 

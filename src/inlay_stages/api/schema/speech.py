@@ -4,8 +4,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from inlay.api.schema.stages import StageUsage
+from inlay.api.schema.answers import OutputTokens, PromptTokens, TotalTokens
+from inlay.api.schema.stages import Stages
 from inlay.api.schema.unserved import Unserved
+from inlay.messages.fields import example, field
 from inlay_stages.api.schema.failure import StreamFailure
 
 
@@ -16,7 +18,7 @@ class VoiceId(msgspec.Struct, frozen=True):
         id: name of the voice.
     """
 
-    id: str
+    id: Annotated[str, example("Chelsie")]
 
 
 class SpeechRequest(msgspec.Struct, kw_only=True):
@@ -43,15 +45,17 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
             priority.
     """
 
-    input: str | list[dict[str, Any]]
+    input: Annotated[str | list[dict[str, Any]], example("Good morning.")]
     model: str | None = None
-    voice: str | VoiceId | None = None
-    instructions: str | list[dict[str, Any]] | None = None
-    response_format: str | None = None
+    voice: Annotated[str | VoiceId | None, example("Chelsie")] = None
+    instructions: Annotated[
+        str | list[dict[str, Any]] | None, example("Read the text aloud, slowly.")
+    ] = None
+    response_format: Annotated[str | None, example("pcm")] = None
     stream_format: Literal["audio", "sse"] | None = None
     stream: bool | None = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    max_new_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_new_tokens: Annotated[Annotated[int, msgspec.Meta(ge=1)] | None, example(1500)] = None
     user: str | None = None
     request_id: str | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
@@ -80,10 +84,10 @@ class SpeechUsage(msgspec.Struct, frozen=True):
     `stages` has the share of each stage, by its name.
     """
 
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    stages: dict[str, StageUsage] | msgspec.UnsetType
+    input_tokens: PromptTokens
+    output_tokens: OutputTokens
+    total_tokens: TotalTokens
+    stages: Stages
 
 
 class SpeechDelta(
@@ -91,7 +95,7 @@ class SpeechDelta(
 ):
     """Event with a piece of the file, in base64."""
 
-    audio: str
+    audio: Annotated[str, field("a piece of the file, in base64.", "UklGRv...")]
 
 
 class SpeechDone(
@@ -99,8 +103,13 @@ class SpeechDone(
 ):
     """Event of the end. `finish_reason` is "length" where the sound ends before the text does."""
 
-    usage: SpeechUsage
-    finish_reason: Literal["stop", "length"]
+    usage: Annotated[SpeechUsage, field("Positions and tokens of this answer.")]
+    finish_reason: Annotated[
+        Literal["stop", "length"],
+        field(
+            "`stop`, `length` at a limit of tokens, or `tool_calls`; null until the answer ends."
+        ),
+    ]
 
 
 SpeechEvent: TypeAlias = SpeechDelta | SpeechDone | StreamFailure

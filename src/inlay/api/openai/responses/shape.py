@@ -8,6 +8,7 @@ import msgspec
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState
 from inlay.api.generation.generation import Generation, Pieces
+from inlay.api.generation.respond import stages_of
 from inlay.api.openai.chat.shape import token_logprobs
 from inlay.api.openai.responses.items import Items
 from inlay.api.openai.schema.chat import TokenLogprob
@@ -28,7 +29,6 @@ from inlay.api.openai.schema.responses_events import (
     InProgress,
     ResponseEvent,
 )
-from inlay.api.shares import shares_of
 from inlay.base.errors import InlayError
 from inlay.http.errors import shown
 from inlay.render import ReasoningPiece, Renderer
@@ -171,5 +171,5 @@ class ResponsesShape:
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(self._choice.reasoning_tokens),
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
-            stages=shares_of(self._generation.usage_by_model()),
+            stages=stages_of(self._generation.usage_by_model()),
         )

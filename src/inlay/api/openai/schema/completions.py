@@ -1,11 +1,24 @@
 """Types of `/v1/completions`."""
 
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
 from inlay.api.openai.schema.generation import UsageInfo, WholeResponse
+from inlay.api.schema.answers import (
+    AnswerText,
+    CreatedAt,
+    Fingerprint,
+    FinishReason,
+    ListIndex,
+    ModelName,
+    PromptTokenIds,
+    StopReason,
+    TokenIds,
+)
 from inlay.api.schema.generation import GenerationRequest, PromptLogprob
+from inlay.api.schema.samples import QUESTION, ROWS
+from inlay.messages.fields import example, field
 
 
 class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,8 +31,8 @@ class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         part: name of a file in the same multipart body.
     """
 
-    ref: str | None = None
-    part: str | None = None
+    ref: Annotated[str | None, example("pe-...")] = None
+    part: Annotated[str | None, example("rows")] = None
 
 
 class _Part(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
@@ -33,7 +46,7 @@ class TextPart(_Part, frozen=True, tag="text"):
         text: the text.
     """
 
-    text: str
+    text: Annotated[str, example("a red fox")]
 
 
 class TokenIdsPart(_Part, frozen=True, tag="token_ids"):
@@ -43,7 +56,7 @@ class TokenIdsPart(_Part, frozen=True, tag="token_ids"):
         token_ids: ids of the model's vocabulary.
     """
 
-    token_ids: list[int]
+    token_ids: Annotated[list[int], example([1, 2, 3])]
 
 
 class PromptEmbedsPart(_Part, frozen=True, tag="prompt_embeds"):
@@ -58,9 +71,9 @@ class PromptEmbedsPart(_Part, frozen=True, tag="prompt_embeds"):
         part: name of a file in the same multipart body.
     """
 
-    data: str | None = None
-    ref: str | None = None
-    part: str | None = None
+    data: Annotated[str | None, example(ROWS)] = None
+    ref: Annotated[str | None, example("pe-...")] = None
+    part: Annotated[str | None, example("rows")] = None
 
 
 class ImageUrlPart(_Part, frozen=True, tag="image_url"):
@@ -74,10 +87,12 @@ class ImageUrlPart(_Part, frozen=True, tag="image_url"):
         uuid: accepted and not used: images are known by their content.
     """
 
-    image_url: str | dict[str, Any] | None = None
-    ref: str | None = None
-    detail: str | None = None
-    uuid: str | None = None
+    image_url: Annotated[
+        str | dict[str, Any] | None, example({"url": "https://example.com/harbour.jpg"})
+    ] = None
+    ref: Annotated[str | None, example("pe-...")] = None
+    detail: Annotated[str | None, example("low")] = None
+    uuid: Annotated[str | None, example("harbour-1")] = None
 
 
 class ImageEmbedsPart(_Part, frozen=True, tag="image_embeds"):
@@ -91,8 +106,8 @@ class ImageEmbedsPart(_Part, frozen=True, tag="image_embeds"):
         uuid: accepted and not used.
     """
 
-    image_embeds: str | dict[str, Any]
-    uuid: str | None = None
+    image_embeds: Annotated[str | dict[str, Any], example(ROWS)]
+    uuid: Annotated[str | None, example("harbour-1")] = None
 
 
 class InputAudioPart(_Part, frozen=True, tag="input_audio"):
@@ -104,8 +119,10 @@ class InputAudioPart(_Part, frozen=True, tag="input_audio"):
         uuid: accepted and not used.
     """
 
-    input_audio: dict[str, Any] | None = None
-    uuid: str | None = None
+    input_audio: Annotated[
+        dict[str, Any] | None, example({"data": "<base64 of a file>", "format": "wav"})
+    ] = None
+    uuid: Annotated[str | None, example("harbour-1")] = None
 
 
 class AudioUrlPart(_Part, frozen=True, tag="audio_url"):
@@ -116,8 +133,10 @@ class AudioUrlPart(_Part, frozen=True, tag="audio_url"):
         uuid: accepted and not used.
     """
 
-    audio_url: str | dict[str, Any] | None = None
-    uuid: str | None = None
+    audio_url: Annotated[
+        str | dict[str, Any] | None, example({"url": "https://example.com/harbour.wav"})
+    ] = None
+    uuid: Annotated[str | None, example("harbour-1")] = None
 
 
 class AudioEmbedsPart(_Part, frozen=True, tag="audio_embeds"):
@@ -129,8 +148,8 @@ class AudioEmbedsPart(_Part, frozen=True, tag="audio_embeds"):
         uuid: accepted and not used.
     """
 
-    audio_embeds: str | dict[str, Any]
-    uuid: str | None = None
+    audio_embeds: Annotated[str | dict[str, Any], example(ROWS)]
+    uuid: Annotated[str | None, example("harbour-1")] = None
 
 
 class VideoUrlPart(_Part, frozen=True, tag="video_url"):
@@ -142,8 +161,10 @@ class VideoUrlPart(_Part, frozen=True, tag="video_url"):
         uuid: accepted and not used.
     """
 
-    video_url: str | dict[str, Any] | None = None
-    uuid: str | None = None
+    video_url: Annotated[
+        str | dict[str, Any] | None, example({"url": "https://example.com/harbour.mp4"})
+    ] = None
+    uuid: Annotated[str | None, example("harbour-1")] = None
 
 
 MediaPart: TypeAlias = (
@@ -177,10 +198,14 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             one as `token_ids`.
     """
 
-    prompt: str | list[int | str | PromptPart | list[int | PromptPart]] | None = None
-    prompt_embeds: str | EmbedsSource | list[str | EmbedsSource] | None = None
-    suffix: str | None = None
-    logprobs: int | None = None
+    prompt: Annotated[
+        str | list[int | str | PromptPart | list[int | PromptPart]] | None, example(QUESTION)
+    ] = None
+    prompt_embeds: Annotated[
+        str | EmbedsSource | list[str | EmbedsSource] | None, example({"ref": "pe-..."})
+    ] = None
+    suffix: Annotated[str | None, example("")] = None
+    logprobs: Annotated[int | None, example(3)] = None
 
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = 16
     PICKS_BEST: ClassVar[bool] = True
@@ -194,56 +219,80 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 class CompletionLogprobs(msgspec.Struct, frozen=True):
     """Logprobs as parallel lists with one entry for each token."""
 
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
+    text_offset: Annotated[
+        list[int], field("where each token begins in the text, in characters.", [0, 6])
+    ]
+    token_logprobs: Annotated[
+        list[float | None],
+        field(
+            "logprob of each token; null for the first one of a prompt that is echoed.",
+            [-0.25, -1.5],
+        ),
+    ]
+    tokens: Annotated[list[str], field("text of each token.", [" Paris", "."])]
+    top_logprobs: Annotated[
+        list[dict[str, float] | None],
+        field(
+            "logprobs of the likeliest tokens at each place, by their text.", [{" Paris": -0.25}]
+        ),
+    ]
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
     """One continuation."""
 
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
-    prompt_token_ids: list[int] | None = None
+    index: ListIndex
+    text: AnswerText
+    logprobs: Annotated[
+        CompletionLogprobs | None, field("logprobs of the tokens; null unless asked for.")
+    ] = None
+    finish_reason: FinishReason = None
+    stop_reason: StopReason = None
+    token_ids: TokenIds = None
+    prompt_logprobs: Annotated[
+        list[dict[str, PromptLogprob] | None] | None,
+        field("logprobs by token id at each position of the prompt; null unless asked for."),
+    ] = None
+    prompt_token_ids: PromptTokenIds = None
     routed_experts: None = None
 
 
 class Completion(WholeResponse, frozen=True, kw_only=True):
     """The response of `/v1/completions`."""
 
-    id: str
+    id: Annotated[str, field("id of this answer.", "cmpl-5d0f")]
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: UsageInfo
+    created: CreatedAt
+    model: ModelName
+    choices: Annotated[list[CompletionChoice], field("answers; in a stream, what is new of them.")]
+    usage: Annotated[UsageInfo, field("Positions and tokens of this answer.")]
 
 
 class CompletionChunkChoice(msgspec.Struct, frozen=True):
     """A piece of a continuation; the prompt's ids come with the first."""
 
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    prompt_token_ids: list[int] | None = None
-    token_ids: list[int] | None = None
+    index: ListIndex
+    text: AnswerText
+    logprobs: Annotated[
+        CompletionLogprobs | None, field("logprobs of the tokens; null unless asked for.")
+    ] = None
+    finish_reason: FinishReason = None
+    stop_reason: StopReason = None
+    prompt_token_ids: PromptTokenIds = None
+    token_ids: TokenIds = None
 
 
 class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Event of a completion's stream; the last one has `system_fingerprint`."""
 
-    id: str
+    id: Annotated[str, field("id of this answer.", "cmpl-5d0f")]
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChunkChoice]
-    usage: UsageInfo | msgspec.UnsetType = msgspec.UNSET
-    system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET
+    created: CreatedAt
+    model: ModelName
+    choices: Annotated[
+        list[CompletionChunkChoice], field("answers; in a stream, what is new of them.")
+    ]
+    usage: Annotated[
+        UsageInfo | msgspec.UnsetType, field("Positions and tokens of this answer.")
+    ] = msgspec.UNSET
+    system_fingerprint: Fingerprint = msgspec.UNSET

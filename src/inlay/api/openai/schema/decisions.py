@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.responses import InputTokensDetails, OutputTokensDetails
+from inlay.api.schema.answers import ModelName, OutputTokens, PromptTokens, TotalTokens
+from inlay.messages.fields import example, field
 
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=1_048_576)]
 ChoiceValue: TypeAlias = str | bool
@@ -22,8 +24,8 @@ class Choice(_Strict, frozen=True, kw_only=True):
         description: shown to the model beside it.
     """
 
-    value: ChoiceValue
-    description: Text = ""
+    value: Annotated[ChoiceValue, example("billing")]
+    description: Annotated[Text, example("payments")] = ""
 
 
 class Level(_Strict, frozen=True, kw_only=True):
@@ -34,13 +36,13 @@ class Level(_Strict, frozen=True, kw_only=True):
         description: shown to the model beside it.
     """
 
-    label: Text
-    description: Text = ""
+    label: Annotated[Text, example("calm")]
+    description: Annotated[Text, example("no complaint")] = ""
 
 
 class _Question(_Strict, frozen=True, kw_only=True, tag_field="type"):
-    instructions: Text | list[dict[str, Any]]
-    name: Text | msgspec.UnsetType = msgspec.UNSET
+    instructions: Annotated[Text | list[dict[str, Any]], example("Which team?")]
+    name: Annotated[Text | msgspec.UnsetType, example("team")] = msgspec.UNSET
 
 
 class PredicateQuestion(_Question, frozen=True, kw_only=True, tag="predicate"):
@@ -61,7 +63,11 @@ class ChoiceQuestion(_Question, frozen=True, kw_only=True, tag="choice"):
         choices: 2 to 255, of different values.
     """
 
-    choices: Annotated[list[Choice], msgspec.Meta(min_length=2, max_length=255)]
+    choices: Annotated[
+        list[Choice],
+        msgspec.Meta(min_length=2, max_length=255),
+        example([{"value": "billing"}, {"value": "returns"}]),
+    ]
 
 
 class ScoreQuestion(_Question, frozen=True, kw_only=True, tag="score"):
@@ -73,7 +79,11 @@ class ScoreQuestion(_Question, frozen=True, kw_only=True, tag="score"):
         levels: 2 to 10, the lowest first.
     """
 
-    levels: Annotated[list[Level], msgspec.Meta(min_length=2, max_length=10)]
+    levels: Annotated[
+        list[Level],
+        msgspec.Meta(min_length=2, max_length=10),
+        example([{"label": "calm"}, {"label": "angry"}]),
+    ]
 
 
 Question: TypeAlias = PredicateQuestion | ChoiceQuestion | ScoreQuestion
@@ -98,16 +108,22 @@ class DecisionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         service_tier: "flex" gives way to all other requests, as batches do; others change nothing.
     """
 
-    input: str | list[dict[str, Any]]
-    questions: Annotated[list[Question], msgspec.Meta(min_length=1, max_length=400)]
+    input: Annotated[str | list[dict[str, Any]], example("The parcel came late.")]
+    questions: Annotated[
+        list[Question],
+        msgspec.Meta(min_length=1, max_length=400),
+        example([{"type": "predicate", "instructions": "Is it urgent?"}]),
+    ]
     model: str | None = None
     orders: Literal[1, 2] = 1
     prompt_cache_key: str | None = None
-    prompt_cache_options: Any = None
-    safety_identifier: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    prompt_cache_options: Annotated[Any, example({"mode": "implicit"})] = None
+    safety_identifier: Annotated[
+        Annotated[str, msgspec.Meta(max_length=128)] | None, example("somebody")
+    ] = None
     cache_salt: str | None = None
     priority: int | None = None
-    service_tier: str | None = None
+    service_tier: Annotated[str | None, example("flex")] = None
 
 
 class PredicateAnswer(msgspec.Struct, frozen=True, tag="predicate", tag_field="type"):
@@ -116,44 +132,50 @@ class PredicateAnswer(msgspec.Struct, frozen=True, tag="predicate", tag_field="t
     `label_mass` is the probability that the model answers with one of the options at all.
     """
 
-    name: str | None
-    probability: float
-    label_mass: float
+    name: Annotated[str | None, field("name of the question.", "urgent")]
+    probability: Annotated[float, field("0 to 1.", 0.75)]
+    label_mass: Annotated[
+        float, field("probability that the model answers with one of the options at all.", 0.95)
+    ]
 
 
 class ChoiceProbability(msgspec.Struct, frozen=True):
     """Probability of one choice; those of a question add up to 1."""
 
-    value: ChoiceValue
-    probability: float
+    value: Annotated[ChoiceValue, field("the choice.", "billing")]
+    probability: Annotated[float, field("0 to 1.", 0.75)]
 
 
 class ChoiceAnswer(msgspec.Struct, frozen=True, tag="choice", tag_field="type"):
     """The likeliest choice; `confidence` is its probability times `label_mass`."""
 
-    name: str | None
-    choice: ChoiceValue
-    confidence: float
-    probabilities: list[ChoiceProbability]
-    label_mass: float
+    name: Annotated[str | None, field("name of the question.", "team")]
+    choice: Annotated[ChoiceValue, field("value of the likeliest choice.", "billing")]
+    confidence: Annotated[float, field("0 to 1.", 0.7)]
+    probabilities: Annotated[list[ChoiceProbability], field("of the options, in their order.")]
+    label_mass: Annotated[
+        float, field("probability that the model answers with one of the options at all.", 0.95)
+    ]
 
 
 class ScoreProbability(msgspec.Struct, frozen=True):
     """Probability of one level; those of a question add up to 1."""
 
-    value: int
-    label: str
-    probability: float
+    value: Annotated[int, field("the level, from 0.", 0)]
+    label: Annotated[str, field("its label.", "calm")]
+    probability: Annotated[float, field("0 to 1.", 0.75)]
 
 
 class ScoreAnswer(msgspec.Struct, frozen=True, tag="score", tag_field="type"):
     """The mean level; `confidence` is the probability of the likeliest times `label_mass`."""
 
-    name: str | None
-    score: float
-    confidence: float
-    probabilities: list[ScoreProbability]
-    label_mass: float
+    name: Annotated[str | None, field("name of the question.", "mood")]
+    score: Annotated[float, field("mean level, from 0.", 0.25)]
+    confidence: Annotated[float, field("0 to 1.", 0.7)]
+    probabilities: Annotated[list[ScoreProbability], field("of the options, in their order.")]
+    label_mass: Annotated[
+        float, field("probability that the model answers with one of the options at all.", 0.95)
+    ]
 
 
 Answer: TypeAlias = PredicateAnswer | ChoiceAnswer | ScoreAnswer
@@ -162,16 +184,16 @@ Answer: TypeAlias = PredicateAnswer | ChoiceAnswer | ScoreAnswer
 class DecisionUsage(msgspec.Struct, frozen=True):
     """Positions of the prompts of all reads, and their tokens, one each."""
 
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
+    input_tokens: PromptTokens
+    input_tokens_details: Annotated[InputTokensDetails, field("more about the prompt.")]
+    output_tokens: OutputTokens
+    output_tokens_details: Annotated[OutputTokensDetails, field("more about the answer.")]
+    total_tokens: TotalTokens
 
 
 class Decision(msgspec.Struct, frozen=True):
     """The answers, in the order of the questions."""
 
-    model: str
-    answers: list[Answer]
-    usage: DecisionUsage
+    model: ModelName
+    answers: Annotated[list[Answer], field("one for each question, in their order.")]
+    usage: Annotated[DecisionUsage, field("Positions and tokens of this answer.")]

@@ -5,7 +5,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.completions import EmbedsSource
+from inlay.api.schema.answers import (
+    CreatedAt,
+    ListIndex,
+    ModelName,
+    NotCounted,
+    PromptTokens,
+    TotalTokens,
+)
+from inlay.api.schema.samples import CHAT, QUESTION
 from inlay.api.schema.unserved import Unserved
+from inlay.messages.fields import example, field
 
 
 class InputsRequest(msgspec.Struct, kw_only=True):
@@ -80,16 +90,20 @@ class PromptsRequest(TextsRequest, kw_only=True):
         input_type: another name of `role`.
     """
 
-    input: PromptInput | None = None
-    messages: list[dict[str, Any] | Messages] | None = None
-    prompt_embeds: str | EmbedsSource | list[str | EmbedsSource] | None = None
+    input: Annotated[PromptInput | None, example([QUESTION])] = None
+    messages: Annotated[list[dict[str, Any] | Messages] | None, example(CHAT)] = None
+    prompt_embeds: Annotated[
+        str | EmbedsSource | list[str | EmbedsSource] | None, example({"ref": "pe-..."})
+    ] = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    prompt_name: str | None = None
-    role: str | None = None
-    input_type: str | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, example({"enable_thinking": False})] = (
+        None
+    )
+    prompt_name: Annotated[str | None, example("query")] = None
+    role: Annotated[str | None, example("query")] = None
+    input_type: Annotated[str | None, example("search_query")] = None
 
     chat_template: Unserved = None
     inputs: Unserved = None
@@ -159,10 +173,15 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
         max_active: weights that are kept of a sparse vector, the largest; all when absent.
     """
 
-    dimensions: int | None = None
+    dimensions: Annotated[int | None, example(256)] = None
     normalize: bool | None = None
-    outputs: list[Literal["dense", "sparse", "tokens", "token_labels"]] | None = None
-    max_active: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    outputs: Annotated[
+        list[Literal["dense", "sparse", "tokens", "token_labels"]] | None,
+        example(["dense", "tokens"]),
+    ] = None
+    max_active: Annotated[Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None, example(256)] = (
+        None
+    )
 
     task: Unserved = None
 
@@ -175,7 +194,7 @@ class PoolingRequest(EncodedRequest, kw_only=True):
             the model's first when absent.
     """
 
-    task: str | None = None
+    task: Annotated[str | None, example("embed")] = None
 
     data: Unserved = None
     dimensions: Unserved = None
@@ -190,9 +209,9 @@ class ClassificationRequest(PromptsRequest, kw_only=True):
 class TextsUsage(msgspec.Struct, frozen=True):
     """Positions of all inputs. Fields that inlay does not count have vLLM's default."""
 
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int = 0
+    prompt_tokens: PromptTokens
+    total_tokens: TotalTokens
+    completion_tokens: NotCounted = 0
     prompt_tokens_details: None = None
     completion_tokens_details: None = None
 
@@ -200,17 +219,19 @@ class TextsUsage(msgspec.Struct, frozen=True):
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of the answers that have an element for each input."""
 
-    id: str
+    id: Annotated[str, field("id of this answer.", "embd-5d0f")]
     object: Literal["list"] = "list"
-    created: int
-    model: str
+    created: CreatedAt
+    model: ModelName
 
 
 class SparseVector(msgspec.Struct, frozen=True, kw_only=True):
     """Weights of some ids of the vocabulary, ascending: numbers, or base64 of int32 and floats."""
 
-    indices: list[int] | str
-    values: list[float] | str
+    indices: Annotated[
+        list[int] | str, field("ids of the vocabulary, ascending; base64 is of int32.", [12, 104])
+    ]
+    values: Annotated[list[float] | str, field("weight of each.", [0.84, 1.2])]
 
 
 class TokenVectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -225,21 +246,25 @@ class TokenVectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             tokens. Of inputs that are texts.
     """
 
-    shape: list[int]
-    data: list[list[float]] | str | None = None
-    scale: list[float] | None = None
-    token_ids: list[int | None]
-    ranges: list[tuple[int, int] | None] | None = None
+    shape: Annotated[list[int], example([2, 3])]
+    data: Annotated[list[list[float]] | str | None, example([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]])] = (
+        None
+    )
+    scale: Annotated[list[float] | None, example([211.6, 180.1])] = None
+    token_ids: Annotated[list[int | None], example([101, 2023])]
+    ranges: Annotated[list[tuple[int, int] | None] | None, example([None, [0, 4]])] = None
 
 
 class TokenLabel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The likeliest class of one position; `range` is as in `TokenVectors`."""
 
-    position: int
-    label: str
-    score: float
-    token_id: int | None
-    range: tuple[int, int] | None = None
+    position: Annotated[int, field("position of the token.", 1)]
+    label: Annotated[str, field("the model's name of the likeliest class.", "B-LOC")]
+    score: Annotated[float, field("its probability.", 0.98)]
+    token_id: Annotated[int | None, field("id of the token; null of embeddings and media.", 3000)]
+    range: Annotated[
+        tuple[int, int] | None, field("characters of the text, as in `ranges`.", [0, 5])
+    ] = None
 
 
 class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -256,57 +281,68 @@ class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         truncated: a part of the input was cut off.
     """
 
-    index: int
+    index: Annotated[int, example(0)]
     object: Literal["embedding"] = "embedding"
-    embedding: list[float | list[float]] | str | None = None
-    scale: float | None = None
+    embedding: Annotated[list[float | list[float]] | str | None, example([0.12, -0.07])] = None
+    scale: Annotated[float | None, example(211.6)] = None
     sparse: SparseVector | None = None
     tokens: TokenVectors | None = None
     token_labels: list[TokenLabel] | None = None
-    input_tokens: int
-    truncated: bool
+    input_tokens: Annotated[int, example(4)]
+    truncated: Annotated[bool, example(False)]
 
 
 class EmbeddingResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/v1/embeddings`."""
 
-    data: list[EmbeddingData]
-    usage: TextsUsage
+    data: Annotated[list[EmbeddingData], field("the entries.")]
+    usage: Annotated[TextsUsage, field("Positions and tokens of this answer.")]
 
 
 class PoolingData(msgspec.Struct, frozen=True, kw_only=True):
     """Vector of one input, or of its tokens: numbers, or base64 of them."""
 
-    index: int
+    index: ListIndex
     object: Literal["pooling"] = "pooling"
-    data: list[float | list[float]] | str
-    shape: list[int] | msgspec.UnsetType = msgspec.UNSET
-    scale: float | list[float] | msgspec.UnsetType = msgspec.UNSET
-    input_tokens: int
-    truncated: bool
+    data: Annotated[
+        list[float | list[float]] | str,
+        field("the vector: numbers, or base64 of them.", [0.12, -0.07]),
+    ]
+    shape: Annotated[
+        list[int] | msgspec.UnsetType,
+        field("of tokens: their number, and numbers of each.", [2, 3]),
+    ] = msgspec.UNSET
+    scale: Annotated[
+        float | list[float] | msgspec.UnsetType,
+        field("of int8, the factor of the vector, or of each token's.", 211.6),
+    ] = msgspec.UNSET
+    input_tokens: Annotated[int, field("positions that were computed.", 4)]
+    truncated: Annotated[bool, field("a part of the input was cut off.", False)]
 
 
 class PoolingResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/pooling`."""
 
-    data: list[PoolingData]
-    usage: TextsUsage
+    id: Annotated[str, field("id of this answer.", "pooling-5d0f")]
+    data: Annotated[list[PoolingData], field("the entries.")]
+    usage: Annotated[TextsUsage, field("Positions and tokens of this answer.")]
 
 
 class ClassificationData(msgspec.Struct, frozen=True, kw_only=True):
     """Class probabilities of one input; `label` is the model's name of the likeliest class."""
 
-    index: int
-    label: str | None
-    probs: list[float]
-    num_classes: int
+    index: ListIndex
+    label: Annotated[str | None, field("the model's name of the likeliest class.", "positive")]
+    probs: Annotated[list[float], field("probability of each class.", [0.9, 0.1])]
+    num_classes: Annotated[int, field("number of classes.", 2)]
 
 
 class ClassificationResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/classify`."""
 
-    data: list[ClassificationData]
-    usage: TextsUsage
+    id: Annotated[str, field("id of this answer.", "classify-5d0f")]
+    data: Annotated[list[ClassificationData], field("the entries.")]
+    usage: Annotated[TextsUsage, field("Positions and tokens of this answer.")]
 
 
 class ScoringRequest(TextsRequest, kw_only=True):
@@ -327,10 +363,10 @@ class ScoringRequest(TextsRequest, kw_only=True):
             dot product, "tokens" by MaxSim; the model's first when absent.
     """
 
-    max_tokens_per_query: int | None = None
-    max_tokens_per_doc: int | None = None
-    query_prompt_name: str | None = None
-    document_prompt_name: str | None = None
+    max_tokens_per_query: Annotated[int | None, example(64)] = None
+    max_tokens_per_doc: Annotated[int | None, example(512)] = None
+    query_prompt_name: Annotated[str | None, example("query")] = None
+    document_prompt_name: Annotated[str | None, example("passage")] = None
     output: Literal["dense", "sparse", "tokens"] | None = None
 
     chat_template_kwargs: Unserved = None
@@ -354,28 +390,29 @@ class ScoreRequest(ScoringRequest, kw_only=True):
         data_2: the second side under another name.
     """
 
-    text_1: str | list[str] | None = None
-    queries: str | list[str] | None = None
-    data_1: str | list[str] | None = None
-    text_2: str | list[str] | None = None
-    documents: str | list[str] | None = None
-    items: str | list[str] | None = None
-    data_2: str | list[str] | None = None
+    text_1: Annotated[str | list[str] | None, example("a fox")] = None
+    queries: Annotated[str | list[str] | None, example("a fox")] = None
+    data_1: Annotated[str | list[str] | None, example("a fox")] = None
+    text_2: Annotated[str | list[str] | None, example(["a stone", "an animal"])] = None
+    documents: Annotated[str | list[str] | None, example(["a stone", "an animal"])] = None
+    items: Annotated[str | list[str] | None, example(["a stone", "an animal"])] = None
+    data_2: Annotated[str | list[str] | None, example(["a stone", "an animal"])] = None
 
 
 class ScoreData(msgspec.Struct, frozen=True, kw_only=True):
     """The score of one pair."""
 
-    index: int
+    index: ListIndex
     object: Literal["score"] = "score"
-    score: float
+    score: Annotated[float, field("score of the pair.", 0.93)]
 
 
 class ScoreResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/v1/score`."""
 
-    data: list[ScoreData]
-    usage: TextsUsage
+    id: Annotated[str, field("id of this answer.", "score-5d0f")]
+    data: Annotated[list[ScoreData], field("the entries.")]
+    usage: Annotated[TextsUsage, field("Positions and tokens of this answer.")]
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -385,13 +422,13 @@ class Document(msgspec.Struct, frozen=True):
         text: the document.
     """
 
-    text: str
+    text: Annotated[str, example("a red fox")]
 
 
 class RankedDocument(msgspec.Struct, frozen=True):
     """A document that was ranked; vLLM shows media under `multi_modal`."""
 
-    text: str
+    text: Annotated[str, field("the document.", "an animal")]
     multi_modal: None = None
 
 
@@ -405,31 +442,31 @@ class RerankRequest(ScoringRequest, kw_only=True):
         return_documents: include each result's document (true when absent).
     """
 
-    query: str
-    documents: str | list[str | Document]
-    top_n: int | None = None
+    query: Annotated[str, example("a fox")]
+    documents: Annotated[str | list[str | Document], example(["a stone", "an animal"])]
+    top_n: Annotated[int | None, example(1)] = None
     return_documents: bool | None = None
 
 
 class RerankResult(msgspec.Struct, frozen=True, kw_only=True):
     """Relevance score of one document; `index` is its place in the request."""
 
-    index: int
-    document: RankedDocument | msgspec.UnsetType = msgspec.UNSET
-    relevance_score: float
+    index: Annotated[int, field("place of the document in the request, from 0.", 0)]
+    document: Annotated[RankedDocument | msgspec.UnsetType, field("the document.")] = msgspec.UNSET
+    relevance_score: Annotated[float, field("score of the document.", 0.93)]
 
 
 class RerankUsage(msgspec.Struct, frozen=True):
     """Positions of all pairs."""
 
-    prompt_tokens: int
-    total_tokens: int
+    prompt_tokens: PromptTokens
+    total_tokens: TotalTokens
 
 
 class RerankResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The response of `/v1/rerank`, the best result first."""
 
-    id: str
-    model: str
-    usage: RerankUsage
-    results: list[RerankResult]
+    id: Annotated[str, field("id of this answer.", "score-5d0f")]
+    model: ModelName
+    usage: Annotated[RerankUsage, field("Positions and tokens of this answer.")]
+    results: Annotated[list[RerankResult], field("documents, the best first.")]

@@ -1,10 +1,13 @@
 """Types of `/v1/encode`."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from inlay.api.openai.schema.embeddings import InputsRequest
+from inlay.api.schema.answers import CreatedAt, ModelName, PromptTokens, TotalTokens
+from inlay.api.schema.samples import ROWS
+from inlay.messages.fields import example, field
 
 
 class EncodeRequest(InputsRequest, kw_only=True):
@@ -19,7 +22,10 @@ class EncodeRequest(InputsRequest, kw_only=True):
             numbers.
     """
 
-    input: str | dict[str, Any] | list[str | dict[str, Any]]
+    input: Annotated[
+        str | dict[str, Any] | list[str | dict[str, Any]],
+        example("https://example.com/harbour.jpg"),
+    ]
     encoding_format: Literal["base64", "float"] = "base64"
 
 
@@ -37,10 +43,10 @@ class EncodedImage(
         num_tokens: positions that the image's rows take in a prompt.
     """
 
-    index: int
-    image_embeds: str | list[list[float]]
-    image_grid_thw: list[int] | None
-    num_tokens: int
+    index: Annotated[int, example(0)]
+    image_embeds: Annotated[str | list[list[float]], example(ROWS)]
+    image_grid_thw: Annotated[list[int] | None, example([1, 16, 16])]
+    num_tokens: Annotated[int, example(17)]
 
 
 class EncodedAudio(
@@ -54,24 +60,24 @@ class EncodedAudio(
         num_tokens: positions that the rows take in a prompt.
     """
 
-    index: int
-    audio_embeds: str | list[list[float]]
-    num_tokens: int
+    index: Annotated[int, example(0)]
+    audio_embeds: Annotated[str | list[list[float]], example(ROWS)]
+    num_tokens: Annotated[int, example(17)]
 
 
 class EncodeUsage(msgspec.Struct, frozen=True):
     """Positions that the rows of all items take in a prompt."""
 
-    prompt_tokens: int
-    total_tokens: int
+    prompt_tokens: PromptTokens
+    total_tokens: TotalTokens
 
 
 class EncodeResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The rows of all items, in their order."""
 
-    id: str
+    id: Annotated[str, field("id of this answer.", "enc-5d0f")]
     object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[EncodedImage | EncodedAudio]
-    usage: EncodeUsage
+    created: CreatedAt
+    model: ModelName
+    data: Annotated[list[EncodedImage | EncodedAudio], field("the entries.")]
+    usage: Annotated[EncodeUsage, field("Positions and tokens of this answer.")]

@@ -1,8 +1,17 @@
 """Fields that the responses of completions and chat completions share."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+from inlay.api.schema.answers import (
+    CachedTokens,
+    OutputTokens,
+    PromptTokens,
+    ReasoningTokens,
+    TotalTokens,
+)
+from inlay.messages.fields import field
 
 
 class WholeResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,7 +22,13 @@ class WholeResponse(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     service_tier: Literal["flex"] | None = None
-    system_fingerprint: str | None = None
+    system_fingerprint: Annotated[
+        str | None,
+        field(
+            "equal where release, engine, weights and dtype of the model are equal.",
+            "inlay-0.2.0-1f2e3d4c",
+        ),
+    ] = None
     kv_transfer_params: None = None
     ec_transfer_params: None = None
     metrics: None = None
@@ -22,7 +37,7 @@ class WholeResponse(msgspec.Struct, frozen=True, kw_only=True):
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """Counts of the prompt's positions."""
 
-    cached_tokens: int
+    cached_tokens: CachedTokens
     created_cache_tokens: msgspec.UnsetType | None = None
     multimodal_tokens: msgspec.UnsetType | None = None
 
@@ -30,14 +45,14 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
     """Counts of the output's tokens."""
 
-    reasoning_tokens: int
+    reasoning_tokens: ReasoningTokens
 
 
 class StageTokens(msgspec.Struct, frozen=True):
     """Positions that one stage of a pipeline read, and what it made: tokens, codes or samples."""
 
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: Annotated[int, field("positions that the stage read.", 17)]
+    completion_tokens: Annotated[int, field("what it made: tokens, codes or samples.", 8)]
 
 
 class UsageInfo(msgspec.Struct, frozen=True):
@@ -46,9 +61,17 @@ class UsageInfo(msgspec.Struct, frozen=True):
     In a stream, details that would be null are left out.
     """
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType | None = None
-    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType | None = None
-    stages: dict[str, StageTokens] | msgspec.UnsetType = msgspec.UNSET
+    prompt_tokens: PromptTokens
+    completion_tokens: OutputTokens
+    total_tokens: TotalTokens
+    prompt_tokens_details: Annotated[
+        PromptTokensDetails | msgspec.UnsetType | None, field("more about the prompt.")
+    ] = None
+    completion_tokens_details: Annotated[
+        CompletionTokensDetails | msgspec.UnsetType | None,
+        field("more about the answer; null where reasoning is not counted."),
+    ] = None
+    stages: Annotated[
+        dict[str, StageTokens] | msgspec.UnsetType,
+        field("share of each stage of a pipeline, by its name."),
+    ] = msgspec.UNSET

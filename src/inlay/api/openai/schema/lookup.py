@@ -1,8 +1,12 @@
 """Types of the routes between texts and embeddings: encode, and the rows of an upload."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from inlay.api.schema.answers import HiddenSize, ModelName, TokenText
+from inlay.api.schema.samples import CHAT, QUESTION
+from inlay.messages.fields import example, field
 
 
 class EncodePromptRequest(msgspec.Struct, kw_only=True):
@@ -19,10 +23,10 @@ class EncodePromptRequest(msgspec.Struct, kw_only=True):
     """
 
     model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    ref: str | None = None
-    noise: float = 0.0
+    prompt: Annotated[str | None, example(QUESTION)] = None
+    messages: Annotated[list[dict[str, Any]] | None, example(CHAT)] = None
+    ref: Annotated[str | None, example("pe-...")] = None
+    noise: Annotated[float, example(0.5)] = 0.0
     seed: int = 0
 
 
@@ -36,25 +40,25 @@ class RowsRequest(msgspec.Struct, kw_only=True):
     """
 
     model: str | None = None
-    nearest: int = 0
+    nearest: Annotated[int, example(3)] = 0
 
 
 class NearToken(msgspec.Struct, frozen=True):
     """A token near a row: `exact` if the row is its own."""
 
-    id: int
-    text: str
-    distance: float
-    cosine: float
-    exact: bool
+    id: Annotated[int, field("id of the token.", 464)]
+    text: TokenText
+    distance: Annotated[float, field("distance between the row and the token's row (L2).", 0.0)]
+    cosine: Annotated[float, field("cosine of the angle between them.", 1.0)]
+    exact: Annotated[bool, field("True if the row is the token's own.")]
 
 
 class RowFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """One row: its length (L2), its largest absolute element, and tokens near it."""
 
-    norm: float
-    abs_max: float
-    nearest: list[NearToken] = []
+    norm: Annotated[float, field("length of the row (L2).", 1.03)]
+    abs_max: Annotated[float, field("largest absolute element.", 0.21)]
+    nearest: Annotated[list[NearToken], field("tokens near the row, nearest first.")] = []
 
 
 class RowsResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +71,11 @@ class RowsResponse(msgspec.Struct, frozen=True, kw_only=True):
         table_median_norm: of the model's embedding table; null without lookup.
     """
 
-    id: str
-    model: str
-    num_tokens: int
-    hidden_size: int
-    dtype: str
-    median_norm: float
-    table_median_norm: float | None
+    id: Annotated[str, field("id of the upload.", "pe-5d0f")]
+    model: ModelName
+    num_tokens: Annotated[int, example(17)]
+    hidden_size: HiddenSize
+    dtype: Annotated[str, field("dtype of the elements.", "bfloat16")]
+    median_norm: Annotated[float, example(1.03)]
+    table_median_norm: Annotated[float | None, example(1.01)]
     rows: list[RowFacts]

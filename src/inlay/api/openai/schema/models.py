@@ -1,21 +1,26 @@
 """Types of `/v1/models`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from inlay.api.schema.answers import HiddenSize
 from inlay.messages.card import Exactness, Refusal, SelfCheck
+from inlay.messages.fields import example, field
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
     """Limits of one request to the model."""
 
-    max_model_len: int
-    max_logprobs: int
-    max_choices: int
-    max_prompt_embeds_bytes: int
-    max_prompt_embeds_abs: float | None
-    max_body_bytes: int
+    max_model_len: Annotated[int, field("positions of prompt and answer together.", 4096)]
+    max_logprobs: Annotated[int, field("most of `logprobs` and `top_logprobs`.", 20)]
+    max_choices: Annotated[int, field("most answers of a request, over all its prompts.", 128)]
+    max_prompt_embeds_bytes: Annotated[int, field("bytes of one tensor of embeddings.", 67108864)]
+    max_prompt_embeds_abs: Annotated[
+        float | None,
+        field("largest absolute element of a row; null where nothing limits it.", 10.0),
+    ]
+    max_body_bytes: Annotated[int, field("bytes of a body.", 134217728)]
 
 
 class OutputFacts(msgspec.Struct, frozen=True):
@@ -26,8 +31,8 @@ class OutputFacts(msgspec.Struct, frozen=True):
         size: elements of a vector, ids of a vocabulary, or number of classes.
     """
 
-    name: str
-    size: int
+    name: Annotated[str, example("dense")]
+    size: Annotated[int, example(768)]
 
 
 class EmbeddingFacts(msgspec.Struct, frozen=True):
@@ -42,11 +47,11 @@ class EmbeddingFacts(msgspec.Struct, frozen=True):
         outputs: what requests may name, the first unless they do.
     """
 
-    size: int
+    size: Annotated[int, example(768)]
     normalize: bool
     dimensions: list[int] | Literal["any"]
-    prompts: dict[str, str]
-    default_prompt: str | None
+    prompts: Annotated[dict[str, str], example({"query": "query: "})]
+    default_prompt: Annotated[str | None, example("query")]
     outputs: list[OutputFacts]
 
 
@@ -62,11 +67,11 @@ class MediaFacts(msgspec.Struct, frozen=True):
             this is.
     """
 
-    max_items: dict[str, int | None]
-    max_pixels: int
-    max_bytes: int
+    max_items: Annotated[dict[str, int | None], example({"image": 4})]
+    max_pixels: Annotated[int, example(16777216)]
+    max_bytes: Annotated[int, example(20971520)]
     embeds: bool
-    encoder_id: str
+    encoder_id: Annotated[str, example("9f86d081884c7d65")]
 
 
 class ImageFacts(msgspec.Struct, frozen=True):
@@ -84,13 +89,13 @@ class ImageFacts(msgspec.Struct, frozen=True):
             encoder makes of any text; null elsewhere.
     """
 
-    width: int
-    height: int
-    max_pixels: int
-    steps: int
-    guidance: float | None
-    embeds: dict[str, tuple[int, ...]]
-    positions: int | None
+    width: Annotated[int, example(640)]
+    height: Annotated[int, example(480)]
+    max_pixels: Annotated[int, example(16777216)]
+    steps: Annotated[int, example(20)]
+    guidance: Annotated[float | None, example(4.5)]
+    embeds: Annotated[dict[str, tuple[int, ...]], example({"prompt_embeds": [-1, 4096]})]
+    positions: Annotated[int | None, example(77)]
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,34 +121,40 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         adapters: names of the loaded adapters.
     """
 
-    id: str
+    id: Annotated[str, field("name to send as `model`.", "my-model")]
     object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "inlay"
-    root: str
-    parent: str | None = None
-    max_model_len: int
-    hidden_size: int
-    vocab_size: int
-    dtype: str
-    embedding_table_id: str
-    embedding_abs_max: float
-    weights_id: str
-    weights_form: str | msgspec.UnsetType = msgspec.UNSET
-    engine: str
-    capabilities: list[str]
-    limits: ModelLimits
+    created: Annotated[int, field("Unix time at which the server started.", 1764000000)]
+    owned_by: Annotated[str, field('Always "inlay".', "inlay")] = "inlay"
+    root: Annotated[
+        str, field("the model, or the place that an adapter was loaded from.", "my-model")
+    ]
+    parent: Annotated[
+        str | None, field("base model of an adapter; null for a model.", "my-model")
+    ] = None
+    max_model_len: Annotated[int, field("positions of prompt and answer together.", 4096)]
+    hidden_size: HiddenSize
+    vocab_size: Annotated[int, field("tokens of the vocabulary.", 32000)]
+    dtype: Annotated[str, field("dtype that the model computes in.", "bfloat16")]
+    embedding_table_id: Annotated[str, example("9f86d081884c7d65")]
+    embedding_abs_max: Annotated[float, example(0.21)]
+    weights_id: Annotated[str, field("identity of configuration and weights.", "9f86d081884c7d65")]
+    weights_form: Annotated[str | msgspec.UnsetType, example("Q4_K_M")] = msgspec.UNSET
+    engine: Annotated[str, field("engine and its version.", "torch 2.9.0")]
+    capabilities: Annotated[
+        list[str], example(["completions", "chat", "responses", "messages", "prompt_embeds"])
+    ]
+    limits: Annotated[ModelLimits, field("limits of one request.")]
     refusals: tuple[Refusal, ...] = ()
     resuming: dict[str, Exactness] = {}
     embedding: EmbeddingFacts | msgspec.UnsetType = msgspec.UNSET
     media: MediaFacts | msgspec.UnsetType = msgspec.UNSET
     image: ImageFacts | msgspec.UnsetType = msgspec.UNSET
     self_check: SelfCheck | msgspec.UnsetType = msgspec.UNSET
-    adapters: list[str] = []
+    adapters: Annotated[list[str], example(["my-adapter"])] = []
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """All served models."""
 
     object: Literal["list"] = "list"
-    data: list[ModelEntry]
+    data: Annotated[list[ModelEntry], field("the entries.")]

@@ -1,8 +1,12 @@
 """Types of `/v1/prompt_embeds`: embeddings and images uploaded once and used by reference."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+
+from inlay.api.schema.answers import HiddenSize
+from inlay.api.schema.samples import ROWS
+from inlay.messages.fields import example, field
 
 
 class UploadRequest(msgspec.Struct, frozen=True):
@@ -13,7 +17,7 @@ class UploadRequest(msgspec.Struct, frozen=True):
             hidden size), or a data: URL of an image.
     """
 
-    data: str
+    data: Annotated[str, example(ROWS)]
 
 
 class PinRequest(msgspec.Struct, frozen=True):
@@ -41,14 +45,14 @@ class PromptEmbeds(
         expires_at: Unix time at which it expires unless it is used before; null while pinned.
     """
 
-    id: str
-    num_prompts: int
-    num_tokens: int
-    hidden_size: int
-    dtype: str
-    bytes: int
-    expires_at: int | None
-    pinned: bool
+    id: Annotated[str, example("pe-5d0f")]
+    num_prompts: Annotated[int, example(1)]
+    num_tokens: Annotated[int, field("rows of a prompt.", 17)]
+    hidden_size: HiddenSize
+    dtype: Annotated[str, example("bfloat16")]
+    bytes: Annotated[int, example(69632)]
+    expires_at: Annotated[int | None, example(1764000000)]
+    pinned: Annotated[bool, field("True if it does not expire.", False)]
 
 
 class StoredImage(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="image"):
@@ -65,14 +69,14 @@ class StoredImage(msgspec.Struct, frozen=True, kw_only=True, tag_field="object",
         expires_at: Unix time at which it expires unless it is used before; null while pinned.
     """
 
-    id: str
-    format: str
-    width: int
-    height: int
-    num_tokens: int | None
-    bytes: int
-    expires_at: int | None
-    pinned: bool
+    id: Annotated[str, example("pe-5d0f")]
+    format: Annotated[str, example("png")]
+    width: Annotated[int, example(640)]
+    height: Annotated[int, example(480)]
+    num_tokens: Annotated[int | None, example(17)]
+    bytes: Annotated[int, example(4096)]
+    expires_at: Annotated[int | None, example(1764000000)]
+    pinned: Annotated[bool, field("True if it does not expire.", False)]
 
 
 Stored: TypeAlias = PromptEmbeds | StoredImage
@@ -82,6 +86,6 @@ Stored: TypeAlias = PromptEmbeds | StoredImage
 class PromptEmbedsDeleted(msgspec.Struct, frozen=True, kw_only=True):
     """Response to the deletion of a stored prompt."""
 
-    id: str
+    id: Annotated[str, field("id of what was deleted.", "pe-5d0f")]
     object: Literal["prompt_embeds"] = "prompt_embeds"
-    deleted: bool = True
+    deleted: Annotated[bool, field("True: it is gone.", True)] = True

@@ -5,9 +5,24 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.chat import TokenLogprob
+from inlay.api.schema.answers import (
+    AnswerText,
+    CachedTokens,
+    CreatedAt,
+    ModelName,
+    NotCounted,
+    OutputTokens,
+    PromptTokens,
+    ReasoningTokens,
+    ToolArguments,
+    ToolName,
+    TotalTokens,
+)
 from inlay.api.schema.generation import RequestFields
-from inlay.api.schema.stages import StageUsage
+from inlay.api.schema.samples import QUESTION, SCHEMA
+from inlay.api.schema.stages import Stages
 from inlay.api.schema.unserved import Unserved, named_elsewhere
+from inlay.messages.fields import example, field
 
 ELSEWHERE = {
     "messages": "input",
@@ -27,8 +42,8 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
         summary: accepted and ignored; reasoning is returned whole.
     """
 
-    effort: str | None = None
-    summary: str | None = None
+    effort: Annotated[str | None, example("low")] = None
+    summary: Annotated[str | None, example("auto")] = None
 
 
 class TextOptions(msgspec.Struct, frozen=True):
@@ -40,7 +55,9 @@ class TextOptions(msgspec.Struct, frozen=True):
         verbosity: accepted; models here have no such setting.
     """
 
-    format: dict[str, Any] | None = None
+    format: Annotated[
+        dict[str, Any] | None, example({"type": "json_schema", "name": "city", "schema": SCHEMA})
+    ] = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -96,28 +113,42 @@ class ResponsesRequest(RequestFields, kw_only=True):
             as far as the engine has them; not beside a `text.format` that is not text.
     """
 
-    input: str | list[dict[str, Any]] | None = None
-    instructions: str | None = None
-    include: list[str] | None = None
-    max_output_tokens: int | None = None
-    max_tool_calls: int | None = None
-    metadata: dict[str, str] | None = None
+    input: Annotated[str | list[dict[str, Any]] | None, example(QUESTION)] = None
+    instructions: Annotated[str | None, example("Answer in one word.")] = None
+    include: Annotated[list[str] | None, example(["message.output_text.logprobs"])] = None
+    max_output_tokens: Annotated[int | None, example(64)] = None
+    max_tool_calls: Annotated[int | None, example(4)] = None
+    metadata: Annotated[dict[str, str] | None, example({"ticket": "17"})] = None
     parallel_tool_calls: bool | None = None
-    reasoning: ReasoningOptions | None = None
-    safety_identifier: str | None = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: str | None = None
-    service_tier: str | None = None
+    reasoning: Annotated[ReasoningOptions | None, example({"effort": "low"})] = None
+    safety_identifier: Annotated[str | None, example("somebody")] = None
+    prompt_cache_options: Annotated[Any, example({"mode": "implicit"})] = None
+    prompt_cache_retention: Annotated[str | None, example("24h")] = None
+    service_tier: Annotated[str | None, example("flex")] = None
     store: bool | None = None
-    stream_options: StreamOptions | None = None
-    text: TextOptions | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    top_logprobs: int | None = None
-    truncation: str | None = None
+    stream_options: Annotated[StreamOptions | None, example({"include_obfuscation": False})] = None
+    text: Annotated[TextOptions | None, example({"format": {"type": "text"}})] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, example("required")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None,
+        example(
+            [
+                {
+                    "description": "The weather of a city.",
+                    "name": "weather",
+                    "parameters": SCHEMA,
+                    "type": "function",
+                }
+            ]
+        ),
+    ] = None
+    top_logprobs: Annotated[int | None, example(3)] = None
+    truncation: Annotated[str | None, example("disabled")] = None
 
     include_reasoning: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, example({"enable_thinking": False})] = (
+        None
+    )
 
     background: Unserved = None
     context_management: Unserved = None
@@ -140,15 +171,17 @@ class ResponsesRequest(RequestFields, kw_only=True):
 class OutputText(msgspec.Struct, frozen=True, tag="output_text", tag_field="type"):
     """Text of a message."""
 
-    text: str
-    annotations: list[Any] = []
-    logprobs: list[TokenLogprob] = []
+    text: AnswerText
+    annotations: Annotated[list[Any], field("Always empty.", [])] = []
+    logprobs: Annotated[
+        list[TokenLogprob], field("logprobs of the tokens; null unless asked for.")
+    ] = []
 
 
 class ReasoningText(msgspec.Struct, frozen=True, tag="reasoning_text", tag_field="type"):
     """Text of reasoning."""
 
-    text: str
+    text: Annotated[str, field("text of the reasoning.", "France, so")]
 
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -157,19 +190,23 @@ ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 class OutputMessage(msgspec.Struct, frozen=True, tag="message", tag_field="type"):
     """A message of the assistant."""
 
-    id: str
-    status: ItemStatus
-    content: list[OutputText]
+    id: Annotated[str, field("id of the item.", "msg_5d0f")]
+    status: Annotated[
+        ItemStatus, field("state of the item, or of the whole response.", "completed")
+    ]
+    content: Annotated[list[OutputText], field("parts of the message.")]
     role: Literal["assistant"] = "assistant"
 
 
 class OutputReasoning(msgspec.Struct, frozen=True, tag="reasoning", tag_field="type"):
     """The assistant's reasoning, whole: neither summarised nor encrypted."""
 
-    id: str
-    status: ItemStatus
-    content: list[ReasoningText]
-    summary: list[Any] = []
+    id: Annotated[str, field("id of the item.", "rs_5d0f")]
+    status: Annotated[
+        ItemStatus, field("state of the item, or of the whole response.", "completed")
+    ]
+    content: Annotated[list[ReasoningText], field("parts of the reasoning.")]
+    summary: Annotated[list[Any], field("Always empty: reasoning is shown whole.", [])] = []
     encrypted_content: None = None
 
 
@@ -179,11 +216,13 @@ class OutputFunctionCall(msgspec.Struct, frozen=True, tag="function_call", tag_f
     `arguments` is JSON text, as the model wrote it.
     """
 
-    id: str
-    status: ItemStatus
-    call_id: str
-    name: str
-    arguments: str
+    id: Annotated[str, field("id of the item.", "fc_5d0f")]
+    status: Annotated[
+        ItemStatus, field("state of the item, or of the whole response.", "completed")
+    ]
+    call_id: Annotated[str, field("id that the tool's result refers to.", "call_5d0f")]
+    name: ToolName
+    arguments: ToolArguments
 
 
 OutputItem: TypeAlias = OutputMessage | OutputReasoning | OutputFunctionCall
@@ -192,25 +231,25 @@ OutputItem: TypeAlias = OutputMessage | OutputReasoning | OutputFunctionCall
 class InputTokensDetails(msgspec.Struct, frozen=True):
     """Counts of the prompt's positions. Positions written to the cache are not counted."""
 
-    cached_tokens: int
-    cache_write_tokens: int = 0
+    cached_tokens: CachedTokens
+    cache_write_tokens: NotCounted = 0
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
     """Counts of the output's tokens."""
 
-    reasoning_tokens: int
+    reasoning_tokens: ReasoningTokens
 
 
 class ResponsesUsage(msgspec.Struct, frozen=True):
     """Prompt and output positions; embedding vectors count as tokens."""
 
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-    stages: dict[str, StageUsage] | msgspec.UnsetType = msgspec.UNSET
+    input_tokens: PromptTokens
+    input_tokens_details: Annotated[InputTokensDetails, field("more about the prompt.")]
+    output_tokens: OutputTokens
+    output_tokens_details: Annotated[OutputTokensDetails, field("more about the answer.")]
+    total_tokens: TotalTokens
+    stages: Stages = msgspec.UNSET
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
@@ -222,8 +261,8 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 class FailureDetails(msgspec.Struct, frozen=True):
     """Code and message of a response that failed."""
 
-    code: str
-    message: str
+    code: Annotated[str, field("kind of the error.", "server_error")]
+    message: Annotated[str, field("what is wrong.", "the worker was lost")]
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,33 +271,43 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     The request's fields are repeated; `temperature` and `top_p` are the values that were used.
     """
 
-    id: str
+    id: Annotated[str, field("id of this answer.", "resp_5d0f")]
     object: Literal["response"] = "response"
-    created_at: int
-    completed_at: int | None = None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    created_at: CreatedAt
+    completed_at: Annotated[
+        int | None, field("Unix time at which it ended normally.", 1764000004)
+    ] = None
+    status: Annotated[
+        Literal["in_progress", "completed", "incomplete", "failed"],
+        field("state of the item, or of the whole response.", "completed"),
+    ]
     background: Literal[False] = False
-    error: FailureDetails | None = None
-    incomplete_details: IncompleteDetails | None = None
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: int | None
-    metadata: dict[str, str]
-    model: str
-    output: list[OutputItem] = []
-    parallel_tool_calls: bool
+    error: Annotated[FailureDetails | None, field("the error.")] = None
+    incomplete_details: Annotated[IncompleteDetails | None, field("reason of an early end.")] = None
+    instructions: Annotated[str | None, field("as the request had it.", "Answer in one word.")]
+    max_output_tokens: Annotated[int | None, field("as the request had it.", 64)]
+    max_tool_calls: Annotated[int | None, field("as the request had it.", 4)]
+    metadata: Annotated[dict[str, str], field("as the request had it.", {"ticket": "17"})]
+    model: ModelName
+    output: Annotated[list[OutputItem], field("items of the answer.")] = []
+    parallel_tool_calls: Annotated[bool, field("as the request had it.")]
     previous_response_id: None = None
-    prompt_cache_key: str | None
-    reasoning: ReasoningOptions
-    safety_identifier: str | None
-    service_tier: Literal["default", "flex"] = "default"
+    prompt_cache_key: Annotated[str | None, field("as the request had it.", "my-chat-1")]
+    reasoning: Annotated[ReasoningOptions, field("as the request had it.")]
+    safety_identifier: Annotated[str | None, field("as the request had it.", "somebody")]
+    service_tier: Annotated[
+        Literal["default", "flex"], field('"flex" where the request said so, else "default".')
+    ] = "default"
     store: Literal[False] = False
-    temperature: float
-    text: TextOptions
-    tool_choice: str | dict[str, Any]
-    tools: list[dict[str, Any]]
-    top_logprobs: int
-    top_p: float
+    temperature: Annotated[float, field("the value that was used.", 1.0)]
+    text: Annotated[TextOptions, field("form of the text, as the request had it.")]
+    tool_choice: Annotated[str | dict[str, Any], field("as the request had it.", "auto")]
+    tools: Annotated[
+        list[dict[str, Any]],
+        field("as the request had it.", [{"name": "weather", "type": "function"}]),
+    ]
+    top_logprobs: Annotated[int, field("as the request had it.", 0)]
+    top_p: Annotated[float, field("the value that was used.", 1.0)]
     truncation: Literal["disabled"] = "disabled"
-    usage: ResponsesUsage | None = None
-    user: str | None
+    usage: Annotated[ResponsesUsage | None, field("Positions and tokens of this answer.")] = None
+    user: Annotated[str | None, field("as the request had it.", "somebody")]

@@ -1,10 +1,12 @@
 """Types of `/tokenize` and `/detokenize`, as vLLM's."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from inlay.api.schema.samples import CHAT, FUNCTION, QUESTION
 from inlay.api.schema.unserved import Unserved
+from inlay.messages.fields import example, field
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -26,14 +28,18 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """
 
     model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    prompt: Annotated[str | None, example(QUESTION)] = None
+    messages: Annotated[list[dict[str, Any]] | None, example(CHAT)] = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, example({"enable_thinking": False})] = (
+        None
+    )
+    tools: Annotated[
+        list[dict[str, Any]] | None, example([{"type": "function", "function": FUNCTION}])
+    ] = None
 
     chat_template: Unserved = None
     media_io_kwargs: Unserved = None
@@ -43,10 +49,13 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class TokenizeResponse(msgspec.Struct, frozen=True):
     """Token ids, and on request `token_strs`: the tokens as the vocabulary spells them."""
 
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
+    count: Annotated[int, field("number of tokens.", 2)]
+    max_model_len: Annotated[int, field("positions of prompt and answer together.", 4096)]
+    tokens: Annotated[list[int], field("ids of the tokens.", [1, 887])]
+    token_strs: Annotated[
+        list[str] | None,
+        field("tokens as the vocabulary spells them; null unless asked for.", ["▁The"]),
+    ] = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -58,10 +67,10 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], example([1, 2, 3])]
 
 
 class DetokenizeResponse(msgspec.Struct, frozen=True):
     """The decoded text."""
 
-    prompt: str
+    prompt: Annotated[str, field("the decoded text.", "The capital")]
