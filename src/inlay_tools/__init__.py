@@ -1,9 +1,9 @@
-"""Commands beside the server: `bench`, `chat`, `doctor`, `convert`, `embeds`, `completion`.
+"""Commands beside the server: `bench`, `plan`, `chat`, `doctor`, `convert`, `embeds`, `completion`.
 
     commands.py, settings.py    the commands, and what each takes
-    http_client.py              the server that `chat`, `bench` and `embeds audit --url` ask
+    http_client.py              the server that `chat`, `bench`, `plan` and `embeds audit --url` ask
     files.py                    files that commands read and write
-    bench/, chat/               the two that are more than a module
+    bench/, plan/, chat/        those that are more than a module
 
 The other modules are the commands.
 """

@@ -12,6 +12,7 @@ from inlay_tools.settings import (
     DoctorSettings,
     EncodeSettings,
     InspectSettings,
+    PlanSettings,
     UploadSettings,
 )
 
@@ -63,6 +64,14 @@ COMMANDS = (
         details="One JSON object a line, as inlay bench --bodies reads it.",
         module="inlay_tools.bench.writing",
         settings=BenchWriteSettings,
+    ),
+    Command(
+        name="plan",
+        summary="Say how many workers a load needs, and in which roles.",
+        details="Measures the one worker of a server, and simulates fleets of such workers until "
+        "the smallest that keeps the targets is found. Exit status 1 when none does.",
+        module="inlay_tools.plan",
+        settings=PlanSettings,
     ),
     Command(
         name="embeds encode",

@@ -1,7 +1,7 @@
 """The settings class of each tool: its values, and the models of the rooms it joins."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, SecretStr
 
@@ -206,6 +206,46 @@ class BenchWriteSettings(BaseModel, frozen=True, defer_build=True):
     """File to write; standard output unless set."""
     output_format: Literal["text", "json"] = "text"
     """Say how many were written as text, or as JSON on standard output; JSON needs --output."""
+
+
+class PlanSettings(BaseModel, frozen=True, defer_build=True):
+    """`inlay plan`."""
+
+    url: str | None = Field(default=None, title="Worker")
+    """Base URL of a server with one worker, which is measured: inlay serve. OPENAI_BASE_URL and
+    OPENAI_API_KEY are used unless set, then http://127.0.0.1:8000/v1."""
+    api_key: SecretStr | None = Field(default=None, title="Worker")
+    """Key to ask with."""
+    model_name: str | None = Field(default=None, title="Worker")
+    """Name of the model at the server; its first one unless set."""
+    step_times: Path | None = Field(default=None, title="Worker")
+    """File of an earlier measurement, what this command prints with -o json; no server is asked."""
+    max_num_seqs: int = Field(default=64, ge=1, le=4096, title="Worker")
+    """Sequences that a worker runs, as its own flag says."""
+    max_num_batched_tokens: int = Field(default=2048, ge=16, title="Worker")
+    """Prompt positions in a step, as its own flag says."""
+    request_rate: list[Annotated[float, Field(gt=0)]] = Field(default=[1.0], title="Load")
+    """Requests per second, at random times; several are planned one after the other."""
+    input_len: int = Field(default=1024, ge=1, le=10_000_000, title="Load")
+    """Positions of a prompt, on average."""
+    output_len: int = Field(default=256, ge=1, le=1_000_000, title="Load")
+    """Tokens of an answer, on average."""
+    cached_share: float = Field(default=0.0, ge=0, le=1, title="Load")
+    """Share of a prompt's positions that its worker has cached: vllm:prefix_cache_hits_total by
+    vllm:prefix_cache_queries_total."""
+    spread: float = Field(default=0.5, ge=0, le=3, title="Load")
+    """Standard deviation of both lengths, as a share of their mean."""
+    targets: list[str] = Field(default=["ttft:1000", "itl:100"], title="Load")
+    """Bounds in milliseconds that 19 of 20 keep: of the first token, and between two tokens."""
+    fetch_share: float | None = Field(default=None, ge=0, title="Load")
+    """Plan prefill and decode workers too: time to fetch a position, as a share of computing it
+    (docs/scaling.md)."""
+    requests: int = Field(default=3000, ge=100, le=1_000_000, title="Simulation")
+    """Requests of a simulated fleet."""
+    seed: int = Field(default=0, ge=0, title="Simulation")
+    """Seed of these."""
+    output_format: Literal["text", "json"] = Field(default="text", title="Report")
+    """Print text for people, or JSON for programs on standard output."""
 
 
 class CompletionSettings(BaseModel, frozen=True, defer_build=True):

@@ -20,7 +20,7 @@ from inlay.cli import main
 from inlay.cli.command import UsageError
 from inlay.media.image import read_image_header
 from inlay_tools.bench.load import LoadSender, LoadShape, SentRequest
-from inlay_tools.bench.metrics import BenchFigures, Round, goodput_bounds
+from inlay_tools.bench.metrics import BOUNDABLE, BenchFigures, Round, bounds_of
 from inlay_tools.bench.workload import Body
 from inlay_tools.http_client import HttpClient, RemoteServer
 from tests.live import Fleet
@@ -195,7 +195,7 @@ def test_figures_are_those_of_their_definitions() -> None:
 @pytest.mark.parametrize("word", ["ttft", "ttft:", "ttft:-1", "ttft:nan", "itl:5", "ttft:inf"])
 def test_a_bound_of_goodput_that_makes_no_sense_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match="--goodput takes ttft, tpot, e2el"):
-        goodput_bounds([word])
+        bounds_of([word], BOUNDABLE, "--goodput")
 
 
 def bench(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, object]:

@@ -22,7 +22,7 @@ from inlay.cli.command import UsageError
 from inlay.cli.process import Console, waiting
 from inlay.client import Uploader
 from inlay_tools.bench.load import LoadSender, LoadShape
-from inlay_tools.bench.metrics import BenchFigures, Round, goodput_bounds
+from inlay_tools.bench.metrics import BOUNDABLE, BenchFigures, Round, bounds_of
 from inlay_tools.bench.report import Measured, as_text, compared, comparison
 from inlay_tools.bench.workload import Body, Workload, prepared, read_bodies
 from inlay_tools.http_client import HttpClient, ListedModel, served_model, server_of
@@ -68,7 +68,7 @@ class _Bench:
             raise UsageError("--metric-percentiles must be more than 0 and less than 100")
         self._settings = settings
         self._console = console
-        self._bounds = goodput_bounds(settings.goodput)
+        self._bounds = bounds_of(settings.goodput, BOUNDABLE, "--goodput")
         self._lines = None if settings.bodies is None else read_bodies(settings.bodies)
         self._load = LoadShape(
             settings.request_rate,

@@ -20,11 +20,11 @@ TIMES: Mapping[str, tuple[str, str]] = {
 BOUNDABLE = ("ttft", "tpot", "e2el")
 
 
-def goodput_bounds(words: Iterable[str]) -> dict[str, float]:
+def bounds_of(words: Iterable[str], names: Sequence[str], flag: str) -> dict[str, float]:
     """Bounds by metric, in seconds, from words such as `ttft:200`, in milliseconds.
 
     Raises:
-        UsageError: no such metric, or no such number.
+        UsageError: none of these names, or no such number.
     """
     bounds = {}
     for word in words:
@@ -33,9 +33,9 @@ def goodput_bounds(words: Iterable[str]) -> dict[str, float]:
             milliseconds = float(value)
         except ValueError:
             milliseconds = 0.0
-        if name not in BOUNDABLE or not 0 < milliseconds < float("inf"):
+        if name not in names or not 0 < milliseconds < float("inf"):
             raise UsageError(
-                f"--goodput takes {', '.join(BOUNDABLE)} with milliseconds, as ttft:200, got {word}"
+                f"{flag} takes {', '.join(names)} with milliseconds, as ttft:200, got {word}"
             )
         bounds[name] = milliseconds / 1000
     return bounds
