@@ -20,8 +20,7 @@ from inlay.engine.grammar.source import source_of
 from inlay.render import ParsedOutput
 from inlay.render.formats import TOOL_FORMS, ToolForm
 from inlay.render.json_schema import TYPES, SchemaTypes, part_at, place_of, type_of
-from inlay.render.parsers.calls import CallsParser, Tools
-from inlay.render.parsers.forced import RequiredParser
+from inlay.render.parsers.calls import CallsParser, RequiredParser, Tools
 from tests.tool_definitions import HABITS, PYDANTIC, TOOLS
 
 SAMPLES = 6

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from inlay.render import Begins, ContentDelta, OutputParser, ParsedOutput, ToolCallDelta
 from inlay.render.formats import REASONING_FORMS, TOOL_FORMS, ChannelForm, ReasoningForm
-from inlay.render.parsers.calls import Tools, call_id, short_call_id
-from inlay.render.parsers.forced import NamedParser, RequiredParser
+from inlay.render.parsers.calls import NamedParser, RequiredParser, Tools, call_id, short_call_id
 from inlay.render.parsers.harmony import HarmonyParser
 from inlay.render.parsers.thinking import ThinkingParser
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from inlay.api.schema.samples import QUESTION
+from inlay.api.schema.described import QUESTION
 
 _PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAGUlEQVR42m"

@@ -6,7 +6,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar, runtime
 from inlay.messages.card import ModelCard
 from inlay.messages.commands import LoadAdapter, WorkerCommand
 from inlay.messages.request import Emit, Output, Request
-from inlay.transport.reply_buffer import BufferPlace, ReplyBuffer
+from inlay.transport.buffer_offers import BufferPlace, ReplyBuffer
 
 Heard_co = TypeVar("Heard_co", covariant=True)
 R = TypeVar("R")

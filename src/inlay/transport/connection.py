@@ -17,14 +17,12 @@ from inlay.base import liveness
 from inlay.base.errors import InvalidRequestError
 from inlay.messages.prompt import Buffer
 from inlay.transport import frames
-from inlay.transport.buffer_names import OWN_NAME
-from inlay.transport.buffer_offers import BufferOffer
+from inlay.transport.buffer_offers import OWN_NAME, BufferOffer, BufferPlace, ReplyBuffer
 from inlay.transport.credit import Credit
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.local.same_host import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
-from inlay.transport.reply_buffer import BufferPlace, ReplyBuffer
 from inlay.transport.reply_buffers import ReplyBuffers
 from inlay.transport.stream import Reader
 from inlay.transport.wire import (

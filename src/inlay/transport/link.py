@@ -19,6 +19,7 @@ from inlay.messages.commands import ReadStats, WorkerCommand
 from inlay.messages.request import Output, Request
 from inlay.messages.routing import KvEvents, KvSnapshot
 from inlay.transport.api import FrameTransport
+from inlay.transport.buffer_offers import ReplyBuffer
 from inlay.transport.messages import (
     Cache,
     CacheChanged,
@@ -39,7 +40,6 @@ from inlay.transport.messages import (
 )
 from inlay.transport.output_queue import DispatchQueue, OutputQueue
 from inlay.transport.pending_calls import PendingCalls, snapshot_of
-from inlay.transport.reply_buffer import ReplyBuffer
 
 R = TypeVar("R")
 

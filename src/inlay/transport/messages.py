@@ -9,7 +9,7 @@ from inlay.messages.card import Address, ModelCard, StageCard
 from inlay.messages.commands import AnyCommand, Reply
 from inlay.messages.request import Output, Request
 from inlay.messages.routing import KvEvents, KvSnapshot
-from inlay.transport.reply_buffer import BufferPlace
+from inlay.transport.buffer_offers import BufferPlace
 
 
 class Listen(msgspec.Struct, frozen=True, array_like=True):

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from inlay.messages.prompt import Buffer
+from inlay.transport.buffer_offers import BufferPlace, ReplyBuffer
 from inlay.transport.local.same_host import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
-from inlay.transport.reply_buffer import BufferPlace, ReplyBuffer
 
 
 class Placed(msgspec.Struct, frozen=True, array_like=True):

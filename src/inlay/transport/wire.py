@@ -21,9 +21,9 @@ from typing import NamedTuple, TypeAlias
 
 from inlay.messages.prompt import Buffer
 from inlay.transport import frames
-from inlay.transport.buffer_names import BufferNames
 from inlay.transport.buffer_offers import (
     BufferLocations,
+    BufferNames,
     BufferOffer,
     decode_offer,
     decode_places,

@@ -13,7 +13,7 @@ import pybase64
 from inlay.api.fields import answer_id, check_unserved
 from inlay.api.generation.respond import stages_of
 from inlay.api.generation.sampling import seed_of
-from inlay.api.openai.first_model import first_that
+from inlay.api.listed import first_that
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.http.errors import shown
 from inlay.http.parsed_request import read_request

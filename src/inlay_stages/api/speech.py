@@ -14,7 +14,7 @@ import msgspec
 from inlay.api.fields import answer_id, check_unserved
 from inlay.api.generation.parts import in_content
 from inlay.api.generation.sampling import seed_of
-from inlay.api.openai.first_model import first_that
+from inlay.api.listed import first_that
 from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.parsed_request import ParsedRequest, read_request

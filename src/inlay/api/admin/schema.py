@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from inlay.api.schema.answers import ModelName
+from inlay.api.schema.described import ModelName
 from inlay.base.errors import ErrorBody
 from inlay.messages.fields import example, field
 

@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from inlay.api.schema.answers import (
+from inlay.api.schema.described import (
+    CHAT,
+    SCHEMA,
     AnswerText,
     CachedTokens,
     ListIndex,
@@ -13,10 +15,9 @@ from inlay.api.schema.answers import (
     OutputTokens,
     PromptTokens,
     ReasoningTokens,
+    Stages,
     ToolName,
 )
-from inlay.api.schema.samples import CHAT, SCHEMA
-from inlay.api.schema.stages import Stages
 from inlay.api.schema.unserved import Unserved
 from inlay.messages.fields import (
     IgnoreEos,

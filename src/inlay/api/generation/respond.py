@@ -10,8 +10,8 @@ import msgspec
 from inlay.api.generation.choices import ChoiceState
 from inlay.api.generation.generation import Generation, Pieces, WholeSink
 from inlay.api.generation.grammars import own_fields
+from inlay.api.schema.described import StageUsage
 from inlay.api.schema.generation import GenerationRequest
-from inlay.api.schema.stages import StageUsage
 from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.http.bodies.connection import TextWriter
 from inlay.http.errors import ClientGone, internal_error

@@ -14,8 +14,7 @@ from inlay.base.errors import InvalidRequestError
 from inlay.http.quoting import shown_at, shown_value
 from inlay.messages.request import MAX_GRAMMAR, Grammar
 from inlay.render.json_schema import pointer
-from inlay.render.parsers.calls import CallsParser, Tools
-from inlay.render.parsers.forced import NamedParser, RequiredParser
+from inlay.render.parsers.calls import CallsParser, NamedParser, RequiredParser, Tools
 
 MAX_NAME = 256
 """Characters in a function's name at most."""

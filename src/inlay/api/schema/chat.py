@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from inlay.api.schema.described import CHAT, FUNCTION
 from inlay.api.schema.generation import GenerationRequest
-from inlay.api.schema.samples import CHAT, FUNCTION
 from inlay.api.schema.unserved import Unserved
 from inlay.messages.fields import Bounds, example, field
 

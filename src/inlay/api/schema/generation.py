@@ -4,8 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from inlay.api.schema.answers import Logprob, TokenText
-from inlay.api.schema.samples import SCHEMA
+from inlay.api.schema.described import SCHEMA, Logprob, TokenText
 from inlay.api.schema.unserved import Unserved
 from inlay.messages.fields import Bounds, SamplingFields, field
 

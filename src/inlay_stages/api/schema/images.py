@@ -5,9 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.completions import EmbedsSource
-from inlay.api.schema.answers import CreatedAt, PromptTokens, TotalTokens
-from inlay.api.schema.samples import ROWS
-from inlay.api.schema.stages import Stages
+from inlay.api.schema.described import ROWS, CreatedAt, PromptTokens, Stages, TotalTokens
 from inlay.api.schema.unserved import Unserved
 from inlay.messages.fields import example, field
 from inlay_stages.api.schema.failure import StreamFailure

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from inlay.api.schema.answers import OutputTokens, PromptTokens, TotalTokens
-from inlay.api.schema.stages import Stages
+from inlay.api.schema.described import OutputTokens, PromptTokens, Stages, TotalTokens
 from inlay.api.schema.unserved import Unserved
 from inlay.messages.fields import example, field
 from inlay_stages.api.schema.failure import StreamFailure

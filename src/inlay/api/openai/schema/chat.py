@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from inlay.api.openai.schema.generation import UsageInfo, WholeResponse
-from inlay.api.schema.answers import (
+from inlay.api.schema.described import (
     AnswerText,
     CreatedAt,
     Fingerprint,

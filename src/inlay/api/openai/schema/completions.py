@@ -5,7 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.generation import UsageInfo, WholeResponse
-from inlay.api.schema.answers import (
+from inlay.api.schema.described import (
+    QUESTION,
+    ROWS,
     AnswerText,
     CreatedAt,
     Fingerprint,
@@ -17,7 +19,6 @@ from inlay.api.schema.answers import (
     TokenIds,
 )
 from inlay.api.schema.generation import GenerationRequest, PromptLogprob
-from inlay.api.schema.samples import QUESTION, ROWS
 from inlay.messages.fields import example, field
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.responses import InputTokensDetails, OutputTokensDetails
-from inlay.api.schema.answers import ModelName, OutputTokens, PromptTokens, TotalTokens
+from inlay.api.schema.described import ModelName, OutputTokens, PromptTokens, TotalTokens
 from inlay.messages.fields import example, field
 
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=1_048_576)]

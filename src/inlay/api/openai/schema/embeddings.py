@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.completions import EmbedsSource
-from inlay.api.schema.answers import (
+from inlay.api.schema.described import (
+    CHAT,
+    QUESTION,
     CreatedAt,
     ListIndex,
     ModelName,
@@ -13,7 +15,6 @@ from inlay.api.schema.answers import (
     PromptTokens,
     TotalTokens,
 )
-from inlay.api.schema.samples import CHAT, QUESTION
 from inlay.api.schema.unserved import Unserved
 from inlay.messages.fields import example, field
 

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from inlay.api.openai.schema.embeddings import InputsRequest
-from inlay.api.schema.answers import CreatedAt, ModelName, PromptTokens, TotalTokens
-from inlay.api.schema.samples import ROWS
+from inlay.api.schema.described import ROWS, CreatedAt, ModelName, PromptTokens, TotalTokens
 from inlay.messages.fields import example, field
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from inlay.api.schema.answers import (
+from inlay.api.schema.described import (
     CachedTokens,
     OutputTokens,
     PromptTokens,

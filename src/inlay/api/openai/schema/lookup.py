@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from inlay.api.schema.answers import HiddenSize, ModelName, TokenText
-from inlay.api.schema.samples import CHAT, QUESTION
+from inlay.api.schema.described import CHAT, QUESTION, HiddenSize, ModelName, TokenText
 from inlay.messages.fields import example, field
 
 

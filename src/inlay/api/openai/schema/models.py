@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from inlay.api.schema.answers import HiddenSize
+from inlay.api.schema.described import HiddenSize
 from inlay.messages.card import Exactness, Refusal, SelfCheck
 from inlay.messages.fields import example, field
 

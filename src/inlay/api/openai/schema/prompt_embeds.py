@@ -4,8 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from inlay.api.schema.answers import HiddenSize
-from inlay.api.schema.samples import ROWS
+from inlay.api.schema.described import ROWS, HiddenSize
 from inlay.messages.fields import example, field
 
 

@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.chat import TokenLogprob
-from inlay.api.schema.answers import (
+from inlay.api.schema.described import (
+    QUESTION,
+    SCHEMA,
     AnswerText,
     CachedTokens,
     CreatedAt,
@@ -14,13 +16,12 @@ from inlay.api.schema.answers import (
     OutputTokens,
     PromptTokens,
     ReasoningTokens,
+    Stages,
     ToolArguments,
     ToolName,
     TotalTokens,
 )
 from inlay.api.schema.generation import RequestFields
-from inlay.api.schema.samples import QUESTION, SCHEMA
-from inlay.api.schema.stages import Stages
 from inlay.api.schema.unserved import Unserved, named_elsewhere
 from inlay.messages.fields import example, field
 

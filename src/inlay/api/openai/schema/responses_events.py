@@ -6,7 +6,7 @@ import msgspec
 
 from inlay.api.openai.schema.chat import TokenLogprob
 from inlay.api.openai.schema.responses import OutputItem, OutputText, ReasoningText, Response
-from inlay.api.schema.answers import ToolArguments, ToolName
+from inlay.api.schema.described import ToolArguments, ToolName
 from inlay.base.errors import ErrorBody
 from inlay.messages.fields import field
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from inlay.api.schema.samples import CHAT, FUNCTION, QUESTION
+from inlay.api.schema.described import CHAT, FUNCTION, QUESTION
 from inlay.api.schema.unserved import Unserved
 from inlay.messages.fields import example, field
 

@@ -1,6 +1,6 @@
-"""Fields that several answers have, each with its meaning and an example."""
+"""Fields that several types have, each with its meaning and an example."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -50,3 +50,23 @@ ToolArguments: TypeAlias = Annotated[
     str, field("arguments as the model wrote them, in JSON.", '{"city": "Paris"}')
 ]
 HiddenSize: TypeAlias = Annotated[int, field("elements of a row.", 2048)]
+
+
+class StageUsage(msgspec.Struct, frozen=True):
+    """Positions that one stage of a pipeline read, and what it made: tokens, codes or samples."""
+
+    input_tokens: Annotated[int, field("positions that the stage read.", 17)]
+    output_tokens: Annotated[int, field("positions that it made.", 1024)]
+
+
+Stages: TypeAlias = Annotated[
+    dict[str, StageUsage] | msgspec.UnsetType,
+    field("share of each stage of a pipeline, by its name."),
+]
+
+
+QUESTION = "What is the capital of France?"
+CHAT: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
+ROWS = "<base64 of a tensor file>"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {"name": "weather", "description": "The weather of a city.", "parameters": SCHEMA}
