@@ -41,7 +41,7 @@ def metrics() -> Iterator[Metric]:
     app.server.metrics.add_certificate(lambda: None)
     app.server.show_metrics(lambda: build_metrics(""))
     app.server.show_metrics(lambda: file_metrics([]))
-    return app.server.metrics.registry.collect()
+    yield from app.server.metrics.registry.collect()
 
 
 def reference() -> str:

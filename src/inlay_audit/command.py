@@ -23,8 +23,9 @@ from inlay_audit.answers import Ask, Diverge
 from inlay_audit.attackers import ALL, NEED_TORCH, NEED_WEIGHTS, spelled_out
 from inlay_audit.document import document
 from inlay_audit.external import CommandTransform, GivenRows, transform_of
+from inlay_audit.gate import Gate
 from inlay_audit.prompts import PromptMaker, read_texts, split
-from inlay_audit.report import NOTES, as_data, begun, chart, described, failures, limits
+from inlay_audit.report import NOTES, as_data, begun, chart, described
 from inlay_audit.run import Audit, Audited
 from inlay_audit.server_answers import ANSWER_TOKENS, ServerAnswers
 from inlay_audit.settings import AuditSettings
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from inlay_audit.neural.language_model import LanguageModel
 
 _FAILED = 1
+_UNJUDGED = 2
+"""Statuses: a bound is passed, and one cannot be judged."""
 
 _TORCH = find_spec("torch") is not None and find_spec("transformers") is not None
 
@@ -47,7 +50,9 @@ _COMPARED = ("none", "noise:1", "noise:4", "rotate", "shuffle")
 
 
 def run(settings: AuditSettings) -> int:
-    """Write what was read; the exit status: 1 where more can be read than --fail-above allows.
+    """Write what was read; the exit status.
+
+    It is 1 where a bound of the gate is passed, 2 where one cannot be judged.
 
     Raises:
         UsageError: the words contradict each other.
@@ -66,7 +71,7 @@ def run(settings: AuditSettings) -> int:
         return doing + place
 
     with waiting(console, progress):
-        gate = limits(settings.fail_above)
+        gate = Gate.of(settings.fail_above, settings.thresholds)
         texts = read(settings.texts)
         audit, transforms = _prepared(settings, texts, tell)
     told = settings.output_format != "json"
@@ -93,19 +98,21 @@ def run(settings: AuditSettings) -> int:
     if told:
         console.out("".join(f"{line}\n" for line in ["", *beside] if beside))
         console.out("\n".join(["", *NOTES]) + "\n")
-    failed = failures(gate, found)
+    failed, unjudged = gate.failures(found), gate.unjudged(found, len(audit.prompts))
     if settings.svg is not None:
         write_bytes(chart(found).encode(), settings.svg)
     if settings.report is not None:
         digest = hashlib.sha256(texts).hexdigest()
         write_bytes(document(data, found, settings.model, digest).encode(), settings.report)
     if not told:
-        console.out(msgspec.json.encode(data | {"failures": failed}).decode() + "\n")
-    for line in failed:
+        console.out(
+            msgspec.json.encode(data | {"failures": failed, "unjudged": unjudged}).decode() + "\n"
+        )
+    for line in [*failed, *unjudged]:
         console.line(line)
     if interrupted:
         return EXIT_INTERRUPTED
-    return _FAILED if failed else 0
+    return _FAILED if failed else _UNJUDGED if unjudged else 0
 
 
 def _report(path: Path) -> dict[str, Any]:
@@ -184,6 +191,7 @@ def _prepared(
         diverge,
         model if _TORCH else None,
         math.inf if settings.budget is None else settings.budget,
+        settings.dtype,
     )
     return audit, transforms
 

@@ -1,10 +1,9 @@
-"""The findings of an audit: as a table, JSON, a picture (SVG), and as a gate for CI."""
+"""The findings of an audit: as a table, JSON and a picture (SVG)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from inlay.base.errors import InvalidRequestError
 from inlay_audit.interval import Share
 from inlay_audit.run import Audit, Audited
 from inlay_audit.score import METRICS
@@ -71,6 +70,7 @@ def as_data(audit: Audit, found: Sequence[Audited]) -> dict[str, Any]:
         "public_texts": len(audit.public),
         "resends": audit.resends,
         "seed": audit.seed,
+        "wire": {"dtype": audit.dtype},
         "table": {
             "rows": len(audit.table),
             "width": audit.table.shape[1],
@@ -79,51 +79,6 @@ def as_data(audit: Audit, found: Sequence[Audited]) -> dict[str, Any]:
         "notes": NOTES,
         "transforms": [_transform(each) for each in found],
     }
-
-
-def limits(words: Sequence[str]) -> dict[str, float]:
-    """The limits of a gate, by metric.
-
-    Raises:
-        InvalidRequestError: no such metric, or no share.
-    """
-    read = {}
-    for word in words:
-        metric, _, number = word.partition("=")
-        try:
-            limit = float(number)
-        except ValueError:
-            limit = float("nan")
-        if metric not in METRICS or not 0 <= limit <= 1:
-            raise InvalidRequestError(
-                f"--fail-above {word}: it is METRIC=SHARE, with a metric of {', '.join(METRICS)} "
-                "and a share from 0 to 1"
-            )
-        read[metric] = limit
-    return read
-
-
-def failures(gate: dict[str, float], found: Sequence[Audited]) -> list[str]:
-    """Lines about upper limits of worst cases that are above those of the gate.
-
-    Raises:
-        InvalidRequestError: a metric of the gate has nothing to read in these texts.
-    """
-    said = []
-    for metric, limit in gate.items():
-        for each in found:
-            if metric not in each.worst:
-                raise InvalidRequestError(
-                    f"--fail-above {metric}={limit:g} cannot be judged: the texts that were read "
-                    f"have no {metric}"
-                )
-            worst = each.worst[metric]
-            if worst.share.high > limit:
-                said.append(
-                    f"{each.transform}: {metric}: up to {100 * worst.share.high:.1f} % can be read "
-                    f"(most by {worst.attacker}), allowed: {100 * limit:.1f} %"
-                )
-    return said
 
 
 def _transform(each: Audited) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from inlay.base.errors import InvalidRequestError
+from inlay.tensors.cast import cast
 from inlay_audit.answers import Answers, Ask, Diverge, compared
 from inlay_audit.attacker import Known, NotApplicableError, SentRows
 from inlay_audit.attackers import chosen
@@ -128,6 +129,7 @@ class Audit:
         diverge: compares distributions of answers; None: they are not.
         model: loads the whole model, for attackers that have it; None without torch.
         budget: seconds for a transform, after which no further attacker begins.
+        dtype: of rows as they are sent.
 
     Raises:
         InvalidRequestError: too few texts.
@@ -146,6 +148,7 @@ class Audit:
     diverge: Diverge | None = None
     model: "Callable[[], LanguageModel] | None" = None
     budget: float = math.inf
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if len(self.prompts) < LEAST_TEXTS or len(self.public) < LEAST_PUBLIC:
@@ -285,7 +288,17 @@ class Audit:
     ) -> list[Floats]:
         rng = np.random.default_rng([self.seed, 2, times + 1])
         rows = [self.table[prompt.ids] for prompt in prompts]
-        return checked(transform.send(prompts, rows, rng), prompts, width)
+        found = checked(transform.send(prompts, rows, rng), prompts, width)
+        return found if self.dtype == "float32" else [_rounded(each, self.dtype) for each in found]
+
+
+def _rounded(rows: Floats, dtype: str) -> Floats:
+    """The rows as they arrive. Raises `InvalidRequestError` where the dtype does not hold them."""
+    bits = cast(rows.reshape(-1).view(np.uint32), "float32", dtype)
+    found: Floats = cast(bits, dtype, "float32").view(np.float32).reshape(rows.shape)
+    if not np.isfinite(found).all():
+        raise InvalidRequestError(f"rows hold numbers that are infinite in {dtype}: --dtype")
+    return found
 
 
 def _advantage(share: Share, prior: Share) -> float | None:

@@ -32,10 +32,10 @@ class AuditSettings(BaseModel, frozen=True, defer_build=True):
     rows: Path | None = Field(default=None, title="Attack")
     """Safetensors file of rows that were made of --texts; audited too."""
     attackers: list[str] = Field(default=[], title="Attack")
-    """Attackers to try; all of them unless set: nearest, whitened, signature, sorted, codebook,
-    procrustes, ridge, least-squares, bigram, resends, resends-pairs, reordered, and with torch
-    inverter, beam and hidden-search; the last two of a directory with at most 4 GiB of weights.
-    fast is all but those with torch. Guesses without the rows are always beside them."""
+    """Attackers to try; all of them unless set: nearest, whitened, signature, gram, sorted,
+    codebook, procrustes, ridge, least-squares, bigram, resends, resends-pairs, reordered, and with
+    torch inverter, beam and hidden-search; the last two of a directory with at most 4 GiB of
+    weights. fast is all but those with torch. Guesses without the rows are always beside them."""
     resends: int = Field(default=8, ge=1, le=64, title="Attack")
     """Times that a text is sent, as chats send their history: new noise averages out."""
     budget: float | None = Field(default=None, gt=0, title="Attack")
@@ -44,6 +44,8 @@ class AuditSettings(BaseModel, frozen=True, defer_build=True):
     most_texts: int | None = Field(default=None, ge=20, title="Texts")
     """Texts that are read at most, by chance; intervals get wider. Time grows with texts times
     vocabulary times width: a minute and more for each attacker and 150 texts at 262,144 tokens."""
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(default="float32", title="Attack")
+    """Type of the numbers of rows as they are sent; attackers get them as they arrive."""
     seed: int = Field(default=0, ge=0, title="Attack")
     """Seed of keys and noise."""
     answers: bool = Field(default=False, title="Answers")
@@ -59,6 +61,10 @@ class AuditSettings(BaseModel, frozen=True, defer_build=True):
     fail_above: list[str] = Field(default=[], title="Report")
     """Exit with status 1 where the upper limit of the worst case is above a share: METRIC=SHARE,
     with a metric of tokens, any-order, names, others, unseen, exact."""
+    thresholds: Path | None = Field(default=None, title="Report")
+    """Gate in a YAML or JSON file: fail-above (metrics with their shares), answers-kept-at-least,
+    least-texts, attackers-required. The exit status is 1 where a bound is passed, 2 where one
+    cannot be judged, as when a required attacker did not run."""
     compare: list[Path] = Field(default=[], title="Report")
     """Earlier reports (-o json), of this model or of others, to show beside this one."""
     report: Path | None = Field(default=None, title="Report")

@@ -1,20 +1,23 @@
 """Attackers on rows whose truth is known: what must be read is read, and guesses are no find."""
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from inlay.base.errors import InvalidRequestError
 from inlay_audit.attacker import Known, SentRows
 from inlay_audit.attackers import nearest, pairs
 from inlay_audit.attackers.geometry import Signature
 from inlay_audit.attackers.order import Reordered
 from inlay_audit.attackers.pairs import Emission
 from inlay_audit.attackers.sequence import Bigram, ForwardBackward
+from inlay_audit.gate import Gate
 from inlay_audit.interval import shares, wilson
 from inlay_audit.prompts import AuditPrompt, EntitySpan, Floats, Ids, Template
-from inlay_audit.report import failures
 from inlay_audit.run import Audit, Audited
 from inlay_audit.score import METRICS, counts_of
 from inlay_audit.transform import Setting, named, natural_level
@@ -106,8 +109,8 @@ def test_rows_that_say_nothing_are_read_no_better_than_guessed_and_the_guess_cou
     assert found.worst["tokens"].share.value >= guessed
     assert found.worst["tokens"].share.high > guessed
     assert found.worst["names"].share.high < 0.25
-    assert failures({"tokens": guessed}, [found])
-    assert not failures({"tokens": 0.9, "names": 0.25}, [found])
+    assert Gate({"tokens": guessed}).failures([found])
+    assert not Gate({"tokens": 0.9, "names": 0.25}).failures([found])
 
 
 def test_a_codebook_reads_no_token_that_is_in_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,3 +325,64 @@ def test_a_verdict_says_what_it_took_and_what_was_not_tried() -> None:
     assert hurried.word != "READ WITH PAIRS"
     assert hurried.not_run == ("least-squares", "procrustes")
     assert hurried.line().endswith(" Not run: least-squares, procrustes.")
+
+
+def test_a_rotation_is_read_from_rows_of_16_bits_by_the_products_among_them() -> None:
+    rng = np.random.default_rng(7)
+    table = rng.normal(size=(4096, 64)).astype(np.float32)
+    # All rows have one norm, but for half a percent, as those of Gemma.
+    table *= (1 + 0.005 * rng.normal(size=(4096, 1))) / np.linalg.norm(table, axis=1)[:, None]
+    template = Template(np.arange(1), np.arange(0))
+    prompts = []
+    for index in range(120):
+        user = rng.integers(1, 4096, 40)
+        prompts.append(AuditPrompt(index, np.concatenate([template.before, user]), 1, 41, ()))
+    audit = Audit(
+        prompts[:60], prompts[60:], table, template, str, ("signature", "gram"), dtype="bfloat16"
+    )
+    found = audit.of(named("rotate", Setting(table, prompts[60:], 5, pytest.fail)))
+    assert read(found, "signature") < 0.5
+    assert read(found, "gram") >= 0.99
+
+
+def test_rows_that_a_dtype_does_not_hold_are_said() -> None:
+    audit = Audit(
+        made(60, 1), made(200, 2), TABLE * 1e6, TEMPLATE, str, ("nearest",), dtype="float16"
+    )
+    with pytest.raises(InvalidRequestError, match="infinite in float16"):
+        audit.of(named("none", SETTING))
+
+
+def test_a_gate_fails_what_passes_a_bound_and_says_what_cannot_be_judged(tmp_path: Path) -> None:
+    found = audited("none", "nearest")
+    file = tmp_path / "gate.yaml"
+    file.write_text(
+        "fail-above: {tokens: 0.05}\nleast_texts: 500\nattackers-required: [nearest, gram]\n"
+        "answers-kept-at-least: 0.9\n"
+    )
+    gate = Gate.of(["names=0.3"], file)
+    assert [line.split(":")[1] for line in gate.failures([found])] == [" tokens", " names"]
+    assert gate.unjudged([found], 60) == [
+        "60 texts were read, least-texts is 500",
+        "none: gram did not run",
+        "none: answers were not compared (--answers, --url)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fail_above: {words: 0.1}", "a metric of tokens"),
+        ("fail_above: {tokens: 3}", "a share from 0 to 1"),
+        ("fail_above: 3", "Expected `object`"),
+        ("texts: 3", "unknown field `texts`"),
+        ("attackers-required: [magic]", "no attacker 'magic'"),
+        ("answers-kept-at-least: 95", "a share from 0 to 1, got 95"),
+        ("a: [", "while parsing"),
+    ],
+)
+def test_a_gate_that_is_none_is_said_with_its_file(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "gate.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidRequestError, match=f"gate.yaml: (.|\n)*{re.escape(said)}"):
+        Gate.of([], file)

@@ -5,7 +5,7 @@ from importlib import import_module
 
 from inlay.base.errors import InvalidRequestError
 from inlay_audit.attacker import Attacker
-from inlay_audit.attackers.geometry import Signature, SortedValues
+from inlay_audit.attackers.geometry import GramMatrix, Signature, SortedValues
 from inlay_audit.attackers.nearest import Nearest, WhitenedNearest
 from inlay_audit.attackers.order import Averaged, Reordered
 from inlay_audit.attackers.pairs import Codebook, LeastSquares, Procrustes, Ridge
@@ -22,6 +22,7 @@ ALL: dict[str, Callable[[], Attacker]] = {
     "nearest": Nearest,
     "whitened": WhitenedNearest,
     "signature": Signature,
+    "gram": GramMatrix,
     "sorted": SortedValues,
     "codebook": Codebook,
     "procrustes": Procrustes,
