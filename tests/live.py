@@ -6,7 +6,7 @@ One worker process, and as many frontends over it as are asked for, each on a po
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,8 +117,10 @@ class Fleet:
 
 
 @contextmanager
-def fleet(path: Path, *, workers: int = 1, **engine: Any) -> Iterator[Fleet]:
-    """Workers with the model at `path`, ready, until the block ends."""
+def fleet(
+    path: Path, *, workers: int = 1, others: Sequence[EngineSettings] = (), **engine: Any
+) -> Iterator[Fleet]:
+    """Workers with the model at `path`, and `others`, ready, until the block ends."""
     holder: dict[str, Any] = {}
     up, down = threading.Event(), threading.Event()
 
@@ -126,7 +128,8 @@ def fleet(path: Path, *, workers: int = 1, **engine: Any) -> Iterator[Fleet]:
         # Tests look at what engines count.
         given = {"health_probe_interval": 0, "self_check_interval": 0, **engine}
         settings = EngineSettings(model=str(path), served_model_name=["tiny", "org/tiny"], **given)
-        processes = [await spawn(settings, SECRET) for _ in range(workers)]
+        each = [*[settings] * workers, *others]
+        processes = [await spawn(settings, SECRET) for settings in each]
         plane = LocalPlane([process.channel for process in processes])
         try:
             await plane.start()

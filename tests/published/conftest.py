@@ -55,6 +55,7 @@ class Servers:
                     "--served-model-name",
                     "m",
                     "--enable-prompt-embeds",
+                    "--enable-hidden-states",
                     "--activations",
                     activations,
                     environment={"OMP_NUM_THREADS": str(os.cpu_count())},

@@ -21,6 +21,11 @@ EXAMPLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
                 {"type": "prompt_embeds", "data": "<base64 of a tensor file>"},
             ]
         },
+        "hidden states of the prompt": {
+            "prompt": "Once upon a time",
+            "max_tokens": 0,
+            "hidden_states": {"layers": [-1], "of": "prompt", "format": "ref"},
+        },
         "logprobs, greedy": {
             "prompt": "One, two,",
             "temperature": 0,

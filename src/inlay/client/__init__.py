@@ -7,10 +7,12 @@
 `EmbeddedPrompt` and `SoftPrompt` are rows with the arguments that requests need. `image_part` and
 `audio_part` are a file in a message; `MediaEncoder` has a server make its rows, an `EmbeddedMedia`.
 `Uploader` stores rows and images on a server, to be used by reference, and `AsyncUploader` does so
-in an event loop. `nearest` finds the tokens nearest to rows.
+in an event loop. `hidden_states` reads those of an answer. `nearest` finds the tokens nearest to
+rows.
 """
 
 from inlay.client.embedder import PromptEmbedder
+from inlay.client.hidden_states import HiddenStates, hidden_states
 from inlay.client.media import EmbeddedMedia, MediaEncoder, audio_part, image_part, load_media
 from inlay.client.prompts import EmbeddedPrompt, SoftPrompt, load, loads
 from inlay.client.uploader import AsyncUploader, StoredEmbeds, StoredImage, Uploader
@@ -20,6 +22,7 @@ __all__ = [
     "AsyncUploader",
     "EmbeddedMedia",
     "EmbeddedPrompt",
+    "HiddenStates",
     "MediaEncoder",
     "Neighbour",
     "PromptEmbedder",
@@ -28,6 +31,7 @@ __all__ = [
     "StoredImage",
     "Uploader",
     "audio_part",
+    "hidden_states",
     "image_part",
     "load",
     "load_media",

@@ -126,13 +126,13 @@ class EmbeddedPrompt:
         Raises:
             InlayError: as `source`.
         """
-        return _completion_args(self.source(format, uploader))
+        return as_completion_args(self.source(format, uploader))
 
     async def completion_args_async(
         self, uploader: AsyncUploader, format: TensorFormat = "safetensors"
     ) -> dict[str, Any]:
         """As `completion_args`, in an event loop."""
-        return _completion_args(await self.source_async(uploader, format))
+        return as_completion_args(await self.source_async(uploader, format))
 
     def chat_part(
         self, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None
@@ -177,7 +177,8 @@ class EmbeddedPrompt:
         return {name: source.get("data", source) for name, source in sources.items()}
 
 
-def _completion_args(source: dict[str, str]) -> dict[str, Any]:
+def as_completion_args(source: dict[str, str]) -> dict[str, Any]:
+    """Return keyword arguments for `client.completions.create` of a source of rows."""
     return {"prompt": None, "extra_body": {"prompt_embeds": source.get("data", source)}}
 
 

@@ -155,6 +155,7 @@ class Admission(PromptAdmission):
         grammars: supported kinds of grammars.
         adapters: names of the loaded adapters.
         hidden_layers: the last of the layers whose hidden states it gives; None if it gives none.
+        projected_size: elements of hidden states behind the projector; None without one.
     """
 
     bounds: LengthLimits
@@ -162,6 +163,7 @@ class Admission(PromptAdmission):
     grammars: tuple[GrammarKind, ...]
     adapters: Container[str] = ()
     hidden_layers: int | None = None
+    projected_size: int | None = None
 
     @classmethod
     def of(
@@ -246,7 +248,8 @@ class Admission(PromptAdmission):
                 "and more"
             )
         positions = len(asked.positions(prompt, sampling.max_tokens))
-        size = positions * len(asked.layers) * self.hidden_size * DTYPE_SIZES[self.dtype]
+        width = (asked.projected and self.projected_size) or self.hidden_size
+        size = positions * len(asked.layers) * width * DTYPE_SIZES[self.dtype]
         if size > MAX_HIDDEN_STATES:
             raise refused(
                 f"{positions} positions of {len(asked.layers)} layers may take {size} bytes; "

@@ -90,8 +90,8 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     """Part of a model that is loaded: all of it, or one stage of it, of a diffusers pipeline
     (text_encoder, denoiser, vae) or of a model that speaks (talker, token2wav)."""
     hidden_projector: str | None = None
-    """Safetensors file of linear layers that the hidden states a stage gives to another go through.
-    A pipeline's graph sets it. torch engine."""
+    """Safetensors file of linear layers that make hidden states rows of another model: those of a
+    stage, whose graph sets it, and those that a request asks for with project. torch engine."""
     max_generated_image_size: int | None = Field(default=None, ge=64)
     """Maximum number of pixels of a generated image. Unless set, four times those of the model's
     own size, but at least 64x64 and no more than 2048x2048."""

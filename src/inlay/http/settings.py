@@ -178,6 +178,11 @@ class FrontendSettings(BaseModel, frozen=True, defer_build=True):
     enable_embedding_lookup: bool = False
     """Make embeddings of texts, and show clients the tokens nearest to their own uploads, as the
     page at / does. Both show the model's embedding table."""
+    enable_hidden_states: bool = False
+    """Let every client read the hidden states of its own requests. A key file may allow or deny it
+    for each key."""
+    max_hidden_states_bytes: int = Field(default=64 * MIB, ge=1)
+    """Maximum bytes of the hidden states in one answer."""
     log_requests: bool = True
     """Log one line for each request: counts and times, never its text or answer."""
     allowed_origins: list[Origin] = []

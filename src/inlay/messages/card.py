@@ -399,6 +399,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         audio: of a model that speaks.
         hidden_layers: the last layer whose hidden states it gives, as `HiddenStates` numbers them;
             None if it gives none.
+        projected_size: elements of those behind its projector; None without one.
     """
 
     name: str
@@ -446,6 +447,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     image: ImageCard | None = None
     audio: AudioCard | None = None
     hidden_layers: int | None = None
+    projected_size: int | None = None
     protocol: int = PROTOCOL
 
     @property

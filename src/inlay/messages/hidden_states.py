@@ -16,12 +16,14 @@ class HiddenStates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         prompt: positions at the prompt's end; -1 for all of it.
         output: those of the output too.
         given: positions that earlier attempts have shown already.
+        projected: they go through the worker's projector, where it has one.
     """
 
     layers: tuple[int, ...]
     prompt: int = 0
     output: bool = False
     given: int = 0
+    projected: bool = True
 
     def positions(self, prompt: int, output: int) -> range:
         """Return the positions that are left to show of a prompt and an output of these lengths."""

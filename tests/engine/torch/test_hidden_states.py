@@ -22,6 +22,7 @@ from inlay.messages.hidden_states import HiddenStates
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Request
 from inlay.messages.resuming import non_resumable_features
+from tests import lifelike
 from tests.engine import reference
 from tests.engine.torch.test_step import SECRET, Outcome, core, ids, make_request, noise, run
 from tests.equality.reference import model_of
@@ -46,18 +47,22 @@ def told(outcome: Outcome) -> dict[int, np.ndarray]:
 
 
 def assert_right(
-    outcome: Outcome, request: Request, family: str = "llama", output: Sequence[int] | None = None
+    outcome: Outcome,
+    request: Request,
+    family: str | Path = "llama",
+    output: Sequence[int] | None = None,
 ) -> None:
+    directory = family if isinstance(family, Path) else tiny(family)
     asked = request.sampling.hidden_states
     assert asked is not None
     shown = outcome.output if output is None else list(output)
-    whole = model_of(tiny(family))
+    whole = model_of(directory)
     computed = Prompt(
         (*request.prompt.segments, Tokens(shown)) if shown else request.prompt.segments
     )
     with torch.no_grad():
         states = whole(
-            inputs_embeds=reference.embedded(tiny(family), computed), output_hidden_states=True
+            inputs_embeds=reference.embedded(directory, computed), output_hidden_states=True
         ).hidden_states
     positions = asked.positions(len(request.prompt), len(shown))
     found = told(outcome)
@@ -94,6 +99,24 @@ def test_every_layer_is_as_transformers_has_it(family: str) -> None:
     found = run(engine, request)["one"]
     assert_right(found, request, family)
     assert found.output == reference.greedy(tiny(family), request.prompt, 4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text"])
+def test_layers_of_a_lifelike_model_are_as_transformers_has_them_in_company(family: str) -> None:
+    directory = lifelike.text(family, loud=family in lifelike.LOUD)
+    settings = EngineSettings(model=str(directory), device="cpu", num_threads=1, dtype="float32")
+    bounds = EngineLimits(
+        max_model_len=512, max_num_seqs=8, max_num_batched_tokens=33, page_size=16, num_pages=64
+    )
+    model = CausalModel.load(settings)
+    layers = list(range(len(model.decoder_layers) + 1))
+    requests = [
+        asking(f"one-{seed}", text(seed, 40 + 9 * seed), layers=layers, prompt=-1, output=True)
+        for seed in range(3)
+    ]
+    found = run(Core(model, bounds, SECRET), *requests)
+    for request in requests:
+        assert_right(found[request.id], request, directory)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +183,9 @@ def test_neighbours_of_all_kinds_and_preemption_change_no_state(seed: int) -> No
         assert found[one.id].output == reference.greedy(tiny("llama"), one.prompt, 60), one.id
 
 
-def test_a_projector_makes_rows_of_any_width(tmp_path: Path) -> None:
+def test_a_projector_makes_rows_of_any_width(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layers = torch.nn.Sequential(torch.nn.Linear(48, 7), torch.nn.GELU(), torch.nn.Linear(7, 9))
     file = tmp_path / "projector.safetensors"
     save_file(layers.state_dict(), file)
@@ -177,6 +202,17 @@ def test_a_projector_makes_rows_of_any_width(tmp_path: Path) -> None:
         expected = layers(torch.tensor(plain)).numpy()
     assert found.shape == (50, 9)
     assert np.abs(found - expected).max() < TOLERANCE
+    engine = Core(CausalModel.load(settings), bounds, SECRET)
+    raw = asking("raw", text(5, 50), layers=[2], prompt=-1, projected=False)
+    both = run(engine, request, raw)
+    assert np.abs(told(both["one"])[2] - expected).max() < TOLERANCE
+    assert np.abs(told(both["raw"])[2] - plain).max() < TOLERANCE
+    assert card_of(settings, engine, SECRET).projected_size == 9
+    admission = admission_of(settings, engine)
+    monkeypatch.setattr("inlay.engine.admission.MAX_HIDDEN_STATES", 50 * 9 * 4)
+    admission.check(asking("one", text(5, 50), 0, layers=[2], prompt=-1))
+    with pytest.raises(InvalidRequestError, match=f"may take {50 * 48 * 4} bytes"):
+        admission.check(asking("raw", text(5, 50), 0, layers=[2], prompt=-1, projected=False))
     with pytest.raises(InvalidRequestError, match="takes 32 elements; the model's hidden states"):
         Projector(_saved(tmp_path, 32), 48, torch.float32, torch.device("cpu"))
 

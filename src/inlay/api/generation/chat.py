@@ -8,6 +8,7 @@ from inlay.api.fields import check_depths
 from inlay.api.generation.chat_kinds import ChatKind
 from inlay.api.generation.generation import Generation, generation_of
 from inlay.api.generation.grammars import grammar_of
+from inlay.api.generation.hidden_states import StatesPlan
 from inlay.api.generation.messages import MessageReader
 from inlay.api.generation.output_format import (
     ModelFormats,
@@ -192,6 +193,9 @@ async def prepare_chat(
 
     Raises `ClientGone` as `RequestScope`.
     """
+    if request.hidden_states or request.return_hidden_states:
+        # Checked before anything is made for it.
+        StatesPlan.of(call, request, model.card)
     before = None
     if model.card.stage is not None and (kind := kind_of(request, model.card)) is not None:
         before = await kind.upstream(

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import UNSET
+
+from inlay.api.schema.hidden_states import ShownStates
 from inlay.base.errors import EngineError, InlayError, OverloadedError
 from inlay.messages.request import Output, Payload, Request, TokenLogprobs
 from inlay.render import (
@@ -112,13 +115,14 @@ class ChoiceState:
         finish_reason: the reason, once it has ended.
         pieces: those that a whole response is made of.
         payloads: what came beside text.
+        hidden_states: as the answer has them, once the choice has ended.
         worker: id of the worker that made the last of it; None before the first.
     """
 
     __slots__ = (
         "_detokenizer", "_include_stop", "_may_call", "_min_tokens", "_parser", "_reasoning",
-        "_stops", "cached_tokens", "calls_tools", "completion_tokens", "finish_reason", "index",
-        "payloads", "pieces", "queued_seconds", "request", "worker",
+        "_stops", "cached_tokens", "calls_tools", "completion_tokens", "finish_reason",
+        "hidden_states", "index", "payloads", "pieces", "queued_seconds", "request", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +138,7 @@ class ChoiceState:
         self.finish_reason: str | None = None
         self.pieces: list[ChoicePiece] = []
         self.payloads: list[Payload] = []
+        self.hidden_states: ShownStates = UNSET
         self._detokenizer: Detokenizer = renderer.detokenizer(
             skip_special_tokens=display.skip_special_tokens,
             spaces_between_special_tokens=display.spaces_between_special_tokens,

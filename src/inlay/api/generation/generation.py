@@ -12,6 +12,7 @@ from blake3 import blake3
 from inlay import __version__
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
 from inlay.api.generation.grammars import own_fields
+from inlay.api.generation.hidden_states import StatesPlan
 from inlay.api.generation.logprobs import PromptScores, reserve, size_of_logprobs
 from inlay.api.generation.sampling import stops_of
 from inlay.api.schema.generation import GenerationRequest
@@ -111,6 +112,7 @@ class Generation:
         sink: takes the payloads of the only choice, or None: then they are pieces of the answer.
         bulk: bytes of logprobs in the response: of the prompts, and of the outputs so far.
         fingerprint: OpenAI's `system_fingerprint`.
+        states: hidden states that the answer has, or None.
         bypass_queue: a place was taken for it by `Router.admit`.
     """
 
@@ -141,6 +143,7 @@ class Generation:
         self.requests = [*requests]
         self.choices: Sequence[ChoiceState] = ()
         self.sink: PayloadSink | None = None
+        self.states: StatesPlan | None = None
         self.fingerprint = fingerprint
         self.bypass_queue = False
         self._own_name: str | None = None
@@ -420,6 +423,10 @@ def generation_of(
             f"{model.card.engine_version}): what it draws does not depend on one",
             param="seed",
         )
+    states: StatesPlan | None = None
+    if request.hidden_states or request.return_hidden_states:
+        states = StatesPlan.of(call, request, model.card)
+        sampling = states.applied(call, prompts, sampling)
     per_prompt = len(sampling) // len(prompts)
     scored = sampling[0].prompt_logprobs is not None
     told = scored or sampling[0].logprobs is not None
@@ -452,7 +459,7 @@ def generation_of(
         model.card.name, total, call.began, per_prompt, max(own.max_tokens for own in sampling)
     )
     scores = [PromptScores(prompt) for prompt in prompts] if scored else []
-    return Generation(
+    generation = Generation(
         requests,
         len(prompts),
         times,
@@ -462,6 +469,8 @@ def generation_of(
         scores=scores,
         bulk=bulk,
     )
+    generation.states = states
+    return generation
 
 
 def fingerprint_of(card: ModelCard) -> str:

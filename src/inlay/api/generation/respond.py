@@ -170,6 +170,8 @@ async def respond(
             if request.stream:
                 written = _Written(call, generation, shape, framing)
             await generation.each(written or WholeSink(grow))
+            if generation.states is not None:
+                generation.bulk += await generation.states.finish(call, generation.choices)
             if rest is not None:
                 await rest(None if written is None else written.stream)
     except (InlayError, ClientGone) as error:
@@ -192,7 +194,11 @@ async def respond(
     finally:
         generation.close()
     if written is not None:
-        await written.stream.finish(shape.closing_events())
+        events = shape.closing_events()
+        if generation.states is not None:
+            prepare = call.server.run_prepared
+            events = await prepare(generation.bulk, _encoded, events, framing)
+        await written.stream.finish(events)
         return
     tokens = sum(choice.completion_tokens for choice in generation.choices)
     await call.prepared_json(generation.bulk + tokens * _TOKEN_BYTES, shape.response)
@@ -208,3 +214,7 @@ def stages_of(
         if name is not None
     }
     return found or msgspec.UNSET
+
+
+def _encoded(events: Sequence[Event], framing: EventFraming) -> list[Event]:
+    return [each if isinstance(each, bytes) else framing.event(each) for each in events]

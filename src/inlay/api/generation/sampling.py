@@ -41,8 +41,8 @@ def check_request(call: Call, request: GenerationRequest) -> None:
 
     Raises `InvalidRequestError` that names the field, its value and the allowed values.
     """
-    echoes = request.max_tokens == 0 and request.only_echoes
-    check_bounds(request, "max_tokens" if echoes else "")
+    only_reads = request.max_tokens == 0 and request.only_reads
+    check_bounds(request, "max_tokens" if only_reads else "")
     check_common(call, request)
     request.seed = seed_of(request.seed)
     if request.bad_words:

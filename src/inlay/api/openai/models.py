@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from inlay.api.generation.hidden_states import may_read_states
 from inlay.api.listed import listed
 from inlay.api.openai.schema.models import (
     EmbeddingFacts,
@@ -101,6 +102,8 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         capabilities.append("prompt_embeds")
         if settings.enable_embedding_lookup and Task.STAGE not in card.tasks:
             capabilities.append("embedding_lookup")
+    if card.hidden_layers is not None and card.stage is None and may_read_states(call):
+        capabilities.append("hidden_states")
     if card.media is not None and set(card.tasks) != {Task.ENCODE}:
         capabilities += [_CAPABILITIES[kind] for kind in card.media.placeholders]
     return ModelEntry(

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from inlay.api.schema.described import SCHEMA, Logprob, TokenText
+from inlay.api.schema.hidden_states import HiddenStatesOptions
 from inlay.api.schema.unserved import Unserved
 from inlay.messages.fields import Bounds, SamplingFields, field
 
@@ -129,6 +130,21 @@ class RequestFields(SamplingFields, kw_only=True):
             "--max-choices.",
             1,
             bounds=Bounds(1),
+        ),
+    ] = None
+
+    hidden_states: Annotated[
+        HiddenStatesOptions | None,
+        field(
+            "the model's hidden states, in the answer or stored; needs --enable-hidden-states.",
+            {"layers": [-1], "of": "last"},
+        ),
+    ] = None
+    return_hidden_states: Annotated[
+        bool | Literal["last"] | None,
+        field(
+            "SGLang's: `hidden_states` is a list of numbers, the state behind the last norm from "
+            "which the last token was chosen; false when absent."
         ),
     ] = None
 
@@ -277,9 +293,10 @@ class GenerationRequest(RequestFields, kw_only=True):
     """True if `best_of` may be more than `n`."""
 
     @property
-    def only_echoes(self) -> bool:
-        """True if no token is to be generated: the answer is the prompt."""
-        return False
+    def only_reads(self) -> bool:
+        """True if no token is to be generated: the prompt alone is of interest."""
+        asked = self.hidden_states
+        return self.max_tokens == 0 and asked is not None and asked.of not in ("output", "all")
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, gc=False):

@@ -87,7 +87,7 @@ class Recorder:
         self._index = torch.cat(indices) if indices else torch.empty(0, dtype=torch.int64)
         self._found: dict[int, Tensor] = {}
         self._whole: dict[int, Tensor] = {}
-        self._told: Download | None = None
+        self._told: dict[bool, Download] = {}
 
     @classmethod
     def of(
@@ -128,28 +128,29 @@ class Recorder:
     def end(self, hidden: Tensor, num_layers: int, projector: Projector | None) -> None:
         """Start the copies to the host, with the last states [T, C] of the step; tell the reader.
 
-        With a `projector`, of what it makes of the states.
+        Args:
+            hidden: the last states.
+            num_layers: of the model.
+            projector: makes rows of the states that are asked for projected; None: they stay.
         """
         if num_layers in self._layers or num_layers in self._read_layers:
             self._put(num_layers, hidden[None])
         if self._reader is not None:
             self._reader.observe(self._chunks, [self._whole[each] for each in self._read_layers])
-        if not self._parts:
-            return
-        states = (self._found[layer] for layer in self._layers)
-        self._told = Download(*(states if projector is None else map(projector, states)))
+        states = [self._found[layer] for layer in self._layers]
+        for projected in {_projected(chunk) for chunk, *_ in self._parts}:
+            through = projector if projected else None
+            self._told[projected] = Download(*(states if through is None else map(through, states)))
 
     def read(self) -> dict[ScheduledChunk, ChunkStates]:
         """Return the states of each chunk that wants some. Waits for the device."""
-        if self._told is None:
-            return {}
-        tensors = self._told.wait()
+        told = {projected: download.wait() for projected, download in self._told.items()}
         found: dict[ScheduledChunk, ChunkStates] = {}
         row = 0
         for chunk, first, count, _ in self._parts:
             states = {
                 layer: tensor[row : row + count]
-                for layer, tensor in zip(self._layers, tensors, strict=True)
+                for layer, tensor in zip(self._layers, told[_projected(chunk)], strict=True)
             }
             found[chunk] = ChunkStates(first, first + count, states)
             row += count
@@ -174,6 +175,11 @@ class Recorder:
             self._found[layer] = states[0].index_select(0, self._index)
         if layer in self._read_layers:
             self._whole[layer] = states[0, : self._count].clone()
+
+
+def _projected(chunk: ScheduledChunk) -> bool:
+    wanted = chunk.sequence.sampling.hidden_states
+    return wanted is not None and wanted.projected
 
 
 def _payload(port: str, rows: Tensor, last: bool) -> Payload:

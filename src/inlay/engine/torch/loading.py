@@ -285,6 +285,7 @@ def admission_of(
         grammars=KINDS,
         adapters=core.adapters,
         hidden_layers=len(model.decoder_layers) or None,
+        projected_size=None if model.projector is None else model.projector.size,
         media=None if encoder is None else encoder.spec,
     )
 
@@ -335,6 +336,7 @@ def card_of(
         grammars=KINDS,
         shares_text_prefix=True,
         hidden_layers=len(model.decoder_layers) or None,
+        projected_size=None if model.projector is None else model.projector.size,
         secret_fingerprint=secret.fingerprint,
         self_check=model.self_check if encoder is None else encoder.self_check,
         media=None if encoder is None else encoder.spec,

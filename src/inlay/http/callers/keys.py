@@ -5,6 +5,7 @@
       rate: 600                      # requests a minute
       max_requests: 8                # running at a time
       max_bytes: 67108864            # held at a time
+      hidden_states: true            # it may read those of its own requests
       admin: false
       expires: 2027-01-31T00:00:00Z
 
@@ -39,17 +40,19 @@ _sha256 = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Rate limit and quota of one client; None means the settings' default.
+    """Rate limit, quota and rights of one client; None means the settings' default.
 
     Attributes:
         rate: requests a minute.
         max_requests: running requests.
         max_bytes: bytes held.
+        hidden_states: it may read the hidden states of its requests.
     """
 
     rate: float | None = None
     max_requests: int | None = None
     max_bytes: int | None = None
+    hidden_states: bool | None = None
 
 
 DEFAULT_LIMITS = ClientLimits()
@@ -96,6 +99,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rate: float | None = None
     max_requests: int | None = None
     max_bytes: int | None = None
+    hidden_states: bool | None = None
     admin: bool = False
     expires: str | None = None
 
@@ -162,7 +166,7 @@ def _entry(path: Path, number: int, item: object) -> Key:
         _digest(path, where, entry),
         entry.name,
         entry.admin,
-        ClientLimits(entry.rate, entry.max_requests, entry.max_bytes),
+        ClientLimits(entry.rate, entry.max_requests, entry.max_bytes, entry.hidden_states),
         None if entry.expires is None else _time(path, where, entry.expires),
     )
 
@@ -202,7 +206,9 @@ def _check_tenants(path: Path, keys: Sequence[Key]) -> None:
     for number, key in enumerate(keys):
         where = f"entry {number + 1} ({key.name})"
         if shares.setdefault(key.name, key.share) != key.share:
-            raise _refused(path, f"{where}: other limits than in an earlier entry of that name")
+            raise _refused(
+                path, f"{where}: other limits or rights than in an earlier entry of that name"
+            )
         if key.sha256 in digests:
             raise _refused(path, f"{where}: the key of an earlier entry")
         digests.add(key.sha256)

@@ -80,7 +80,6 @@ class ChatShape:
         self._generation = generation
         self._named = use.choice is ToolChoice.NAMED
         self._chunks = Chunks(ChatChunk, response_id, model, request, generation, marks)
-        self.closing_events = self._chunks.closing_events
         self.failure_events = self._chunks.failure_events
         self._more_than_text = (
             bool(request.return_token_ids)
@@ -130,6 +129,15 @@ class ChatShape:
         if self._more_than_text or choice.index not in self._begun:
             return None
         return self._chunks.texts(choice.index, _content)
+
+    def closing_events(self) -> list[Event]:
+        """Return those of hidden states, and of usage."""
+        states = [
+            ChatChunkChoice(choice.index, ChatDelta(hidden_states=choice.hidden_states))
+            for choice in self._generation.choices
+            if choice.hidden_states is not _UNSET
+        ]
+        return [*(self._chunks.chunk([each]) for each in states), *self._chunks.closing_events()]
 
     @property
     def choices(self) -> Sequence[ChoiceState]:
@@ -230,6 +238,7 @@ class ChatShape:
             finish_reason=self._finish_reason(choice, piece),
             stop_reason=piece.stop_reason,
             token_ids=list(piece.token_ids) if with_ids else None,
+            hidden_states=choice.hidden_states,
         )
 
     def _logprobs(self, piece: ChoicePiece) -> ChatLogprobs | None:

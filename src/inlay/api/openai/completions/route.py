@@ -8,6 +8,7 @@ import msgspec
 from inlay.api.fields import answer_id, check_ids
 from inlay.api.generation.generation import generation_of
 from inlay.api.generation.grammars import grammar_of
+from inlay.api.generation.hidden_states import StatesPlan
 from inlay.api.generation.logprobs import check_has_ids
 from inlay.api.generation.parts import media_source
 from inlay.api.generation.respond import respond
@@ -52,6 +53,9 @@ async def completions(call: Call) -> None:
             "by /v1/chat/completions",
             param="model",
         )
+    if request.hidden_states or request.return_hidden_states:
+        # Checked before anything is made for it.
+        StatesPlan.of(call, request, card)
     grammar = None
     if request.response_format is not None or request.structured_outputs is not None:
         grammar = await server.run_prepared(call.memory.json, grammar_of, request, card)

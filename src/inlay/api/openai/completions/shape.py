@@ -39,7 +39,6 @@ class CompletionShape:
         self._renderer = renderer
         self._generation = generation
         self._chunks = Chunks(CompletionChunk, response_id, model, request, generation)
-        self.closing_events = self._chunks.closing_events
         self.failure_events = self._chunks.failure_events
         self._with_ids = bool(request.return_token_ids)
         self._texts_alone = not (
@@ -85,6 +84,15 @@ class CompletionShape:
             return None
         return self._chunks.texts(choice.index, CompletionChunkChoice)
 
+    def closing_events(self) -> list[Event]:
+        """Return those of hidden states, and of usage."""
+        states = [
+            CompletionChunkChoice(choice.index, "", hidden_states=choice.hidden_states)
+            for choice in self._generation.choices
+            if choice.hidden_states is not msgspec.UNSET
+        ]
+        return [*(self._chunks.chunk([each]) for each in states), *self._chunks.closing_events()]
+
     def response(self) -> msgspec.Struct:
         """Return the whole response."""
         return Completion(
@@ -123,6 +131,7 @@ class CompletionShape:
             prompt_logprobs=None
             if scores is None or asked is None
             else scores.shown(self._renderer, int(asked)),
+            hidden_states=choice.hidden_states,
         )
 
     def _parts(

@@ -161,6 +161,7 @@ class ResponsesShape:
             incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
             output=self._items.so_far(),
             usage=self._usage(),
+            hidden_states=self._choice.hidden_states,
         )
 
     def _usage(self) -> ResponsesUsage:

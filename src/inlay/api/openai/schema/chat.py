@@ -21,6 +21,7 @@ from inlay.api.schema.described import (
     ToolName,
 )
 from inlay.api.schema.generation import PromptLogprob
+from inlay.api.schema.hidden_states import ShownStates
 from inlay.messages.fields import example, field
 
 
@@ -147,6 +148,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     stop_reason: StopReason = None
     token_ids: TokenIds = None
     routed_experts: None = None
+    hidden_states: ShownStates = msgspec.UNSET
 
 
 class ChatCompletion(WholeResponse, frozen=True, kw_only=True):
@@ -185,7 +187,10 @@ class ToolCallPiece(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """Addition of an event to a message; the role comes with the first."""
+    """Addition of an event to a message.
+
+    The role comes with the first, hidden states in an event of their own behind the last.
+    """
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: Annotated[
@@ -204,6 +209,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
         field("the same as `reasoning`, under vLLM's older name.", "France, so"),
     ] = msgspec.UNSET
     audio: Annotated[AudioDelta | msgspec.UnsetType, field("sound of the answer.")] = msgspec.UNSET
+    hidden_states: ShownStates = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):

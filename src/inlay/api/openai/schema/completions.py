@@ -19,6 +19,7 @@ from inlay.api.schema.described import (
     TokenIds,
 )
 from inlay.api.schema.generation import GenerationRequest, PromptLogprob
+from inlay.api.schema.hidden_states import ShownStates
 from inlay.messages.fields import example, field
 
 
@@ -190,8 +191,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         best_of: outputs generated for each prompt, `n` when absent; the `n` with the highest mean
             logprob are returned. Not above `n` in a stream.
         suffix: only the empty text: nothing is filled in.
-        max_tokens: output tokens at most, 1 or more, or 0 with `echo`; when absent 16, or less
-            where the context leaves less.
+        max_tokens: output tokens at most, 1 or more, or 0 with `echo` or for hidden states of
+            the prompt; when absent 16, or less where the context leaves less.
         echo: return the prompt before the output, with `logprobs` its logprobs too; false when
             absent. Not with embeddings or media.
         add_special_tokens: put the tokenizer's special tokens around a text, or a first part that
@@ -212,9 +213,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     PICKS_BEST: ClassVar[bool] = True
 
     @property
-    def only_echoes(self) -> bool:
-        """True if no token is to be generated: the answer is the prompt."""
-        return bool(self.echo) and self.max_tokens == 0
+    def only_reads(self) -> bool:
+        """True if no token is to be generated: the prompt alone is of interest."""
+        return (bool(self.echo) and self.max_tokens == 0) or super().only_reads
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
@@ -256,6 +257,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     ] = None
     prompt_token_ids: PromptTokenIds = None
     routed_experts: None = None
+    hidden_states: ShownStates = msgspec.UNSET
 
 
 class Completion(WholeResponse, frozen=True, kw_only=True):
@@ -270,7 +272,10 @@ class Completion(WholeResponse, frozen=True, kw_only=True):
 
 
 class CompletionChunkChoice(msgspec.Struct, frozen=True):
-    """A piece of a continuation; the prompt's ids come with the first."""
+    """A piece of a continuation.
+
+    The prompt's ids come with the first, hidden states in an event of their own behind the last.
+    """
 
     index: ListIndex
     text: AnswerText
@@ -281,6 +286,7 @@ class CompletionChunkChoice(msgspec.Struct, frozen=True):
     stop_reason: StopReason = None
     prompt_token_ids: PromptTokenIds = None
     token_ids: TokenIds = None
+    hidden_states: ShownStates = msgspec.UNSET
 
 
 class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):

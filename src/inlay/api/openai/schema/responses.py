@@ -22,6 +22,7 @@ from inlay.api.schema.described import (
     TotalTokens,
 )
 from inlay.api.schema.generation import RequestFields
+from inlay.api.schema.hidden_states import ShownStates
 from inlay.api.schema.unserved import Unserved, named_elsewhere
 from inlay.messages.fields import example, field
 
@@ -312,3 +313,4 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     usage: Annotated[ResponsesUsage | None, field("Positions and tokens of this answer.")] = None
     user: Annotated[str | None, field("as the request had it.", "somebody")]
+    hidden_states: ShownStates = msgspec.UNSET
