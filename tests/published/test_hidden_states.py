@@ -44,7 +44,8 @@ def distances(
     Not the mean: where one element is a thousand times as large as others, its rounding is all.
     """
     far = np.linalg.norm(found - right, axis=2) / np.linalg.norm(right, axis=2)
-    return np.median(far, axis=1).astype(np.float32)
+    median: npt.NDArray[np.float32] = np.median(far, axis=1).astype(np.float32)
+    return median
 
 
 def told(client: openai.OpenAI, prompt: str, tokens: int, **fields: Any) -> Any:
