@@ -1,1 +1,1 @@
-"""Engines of stages: diffusers, vLLM-Omni, and speech."""
+"""Engines of stages, one package each: diffusers, vLLM-Omni, speech. None imports another's library."""
