@@ -1,1 +1,1 @@
-"""Engines of stages, one package each: diffusers, vLLM-Omni, speech. None imports another's library."""
+"""Engines of stages, one package each; none imports another's library."""
