@@ -24,7 +24,7 @@ from inlay.messages.digest import Secret
 from inlay.render import Renderer
 from inlay.router import Router
 from inlay.store import PromptStore, StoreSettings
-from inlay.store.settings import BatchSettings
+from inlay.store.settings import BatchSettings, ResponseSettings
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 from inlay.worker.process import WorkerProcess
@@ -64,6 +64,7 @@ class Fleet:
         *,
         store: PromptStore | None = None,
         batches: BatchSettings | None = None,
+        responses: ResponseSettings | None = None,
         **settings: Any,
     ) -> str:
         """The base URL of a new frontend.
@@ -73,15 +74,23 @@ class Fleet:
         frontend = FrontendSettings(port=0, **settings)
         if store is None and frontend.enable_prompt_embeds:
             store = StoreSettings().open(SECRET)
-        return self.run(self._serve(frontend, store, batches))
+        return self.run(self._serve(frontend, store, batches, responses))
 
     async def _serve(
         self,
         settings: FrontendSettings,
         store: PromptStore | None,
         batches: BatchSettings | None,
+        responses: ResponseSettings | None,
     ) -> str:
-        app = build_app(self.router, settings, secret=SECRET, store=store, batches=batches)
+        app = build_app(
+            self.router,
+            settings,
+            secret=SECRET,
+            store=store,
+            batches=batches,
+            responses=responses,
+        )
         started: asyncio.Future[str] = self.loop.create_future()
         self._serving.append(
             self.loop.create_task(

@@ -59,7 +59,7 @@ def inlay(folder: Path, *words: str, **variables: str) -> subprocess.CompletedPr
 
 def test_all_that_come_with_inlay_are_loaded_unless_some_are_named() -> None:
     assert [each.name for each in load(None)] == list(BUNDLED)
-    assert [each.name for each in load("audit, batches, tools,stages,")] == list(BUNDLED)
+    assert [each.name for each in load("audit, batches, tools,stages,state,")] == list(BUNDLED)
     assert [each.name for each in load("audit")] == ["audit"]
     assert load("") == ()
 
@@ -93,7 +93,7 @@ def test_another_packages_commands_are_there_where_it_is_named(tmp_path: Path) -
     [
         (
             "lost",
-            "no extension 'lost'; inlay has audit, batches, stages, tools; installed beside it: double, early",
+            "no extension 'lost'; inlay has audit, batches, stages, state, tools; installed beside it: double, early",
         ),
         ("early", "extension 'early' of early 1.0 is for interface 0, this inlay has 1"),
         ("double", "extension 'double' is given twice: by "),
@@ -122,7 +122,7 @@ def test_doctor_lists_what_is_loaded_and_what_is_installed_beside_it(tmp_path: P
     package(tmp_path, "greeting", "greeter")
     found = inlay(tmp_path, "doctor").stdout
     assert (
-        "stages, batches, tools, audit; greeting of greeter 1.0, not loaded: --extensions does not name it"
+        "stages, batches, state, tools, audit; greeting of greeter 1.0, not loaded: --extensions does not name it"
         in found
     )
     found = inlay(tmp_path, "doctor", "--extensions", "tools,greeting").stdout

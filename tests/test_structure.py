@@ -13,7 +13,7 @@ import pytest
 
 PACKAGES = Path(__file__).resolve().parent.parent / "src"
 SOURCE = PACKAGES / "inlay"
-EXTENSIONS = ("inlay_audit", "inlay_batches", "inlay_stages", "inlay_tools")
+EXTENSIONS = ("inlay_audit", "inlay_batches", "inlay_stages", "inlay_state", "inlay_tools")
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
 BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "slots", "build"}
@@ -82,6 +82,7 @@ MAY_IMPORT["cli"] = {*MAY_IMPORT} - {"stages"} | {"extension"}
 MAY_IMPORT["inlay_stages"] = {*MAY_IMPORT}
 MAY_IMPORT["inlay_tools"] = {*MAY_IMPORT}
 MAY_IMPORT["inlay_batches"] = {*MAY_IMPORT} - {"inlay_stages"}
+MAY_IMPORT["inlay_state"] = {*MAY_IMPORT} - {"inlay_batches", "inlay_stages"}
 MAY_IMPORT["inlay_audit"] = {"errors", "client", "tensors", "cli", "extension", "inlay_tools"}
 """By room: a module or package of `inlay`, or an extension beside it."""
 OF_ALL = {"__version__", "extras"}

@@ -8,7 +8,7 @@ that is merely installed adds nothing to a server.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -28,23 +28,13 @@ VARIABLE: Final = "INLAY_EXTENSIONS"
 BUNDLED: Final[Mapping[str, str]] = {
     "stages": "inlay_stages:extension",
     "batches": "inlay_batches:extension",
+    "state": "inlay_state:extension",
     "tools": "inlay_tools:extension",
     "audit": "inlay_audit:extension",
 }
 """Extensions that come with inlay, in the order in which help lists their commands."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """Metadata of a field whose values are the names in a registry.
-
-    Attributes:
-        names: returns them, once they are asked for.
-    """
-
-    names: Callable[[], Collection[str]]
 
 
 @dataclass(frozen=True)
@@ -129,12 +119,9 @@ def load(named: str | None) -> tuple[Extension, ...]:
     return tuple(found)
 
 
-def parts(field: str, given: tuple[Extension, ...] | None = None) -> Sequence[tuple[str, Any]]:
-    """Return what extensions have for a field, imported, with their names.
-
-    They are those of this process unless some are given.
-    """
-    return _parts(extensions() if given is None else given, field)
+def parts(field: str) -> Sequence[tuple[str, Any]]:
+    """Return what the extensions of this process have for a field, imported, with their names."""
+    return _parts(extensions(), field)
 
 
 @cache

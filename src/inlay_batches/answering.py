@@ -21,9 +21,10 @@ from inlay.http.callers.auth import Caller
 from inlay.http.callers.clients import Client
 from inlay.http.callers.keys import ClientLimits
 from inlay.http.errors import error_json, internal_error
+from inlay.http.inner_call import inner_call
 from inlay.http.openapi import Operation
 from inlay.http.parsed_request import parse_body
-from inlay.http.server import OFFLOAD_BYTES, Call, Server, preparing_for
+from inlay.http.server import OFFLOAD_BYTES, Server, preparing_for
 from inlay.messages.request import Task
 from inlay_batches.files import Files
 from inlay_batches.lines import LineRequest, Outcome, answered, seed_of, with_seed
@@ -54,7 +55,6 @@ TRIES = 3
 _WAIT_SECONDS = 1.0
 _MOST_SECONDS = 30.0
 _TRY_AGAIN = frozenset({429, 503})
-_HEADERS = {b"content-type": b"application/json"}
 
 
 _HOLD_SECONDS = 600.0
@@ -110,21 +110,6 @@ class _Answer:
         self.body += message.get("body", b"")
 
 
-def _receiver(body: bytes) -> Callable[[], Any]:
-    """Return what receives a body, and then waits: nobody leaves."""
-    sent = False
-
-    async def receive() -> Message:
-        nonlocal sent
-        if not sent:
-            sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    return receive
-
-
 class ServerWork:
     """`Work` of one batch.
 
@@ -174,7 +159,7 @@ class ServerWork:
                 body,
                 self._endpoint.decoder,
                 lambda _: (),
-                limits=lambda: limits.any,
+                limits=limits.any,
                 intake=RequestMemory(memory, limits),
             ).request
         if getattr(parsed, "stream", None):
@@ -238,24 +223,19 @@ class ServerWork:
             await asyncio.Event().wait()
             raise AssertionError
         answer = _Answer()
-        scope = {"type": "http", "method": "POST", "path": self._endpoint.path, "headers": []}
-        reservation = Reservation(self._budget)
-        reservation.client = self._client
-        call = Call(
+        call = inner_call(
             self._server,
-            scope,
-            _receiver(body),
+            self._endpoint.path,
+            body,
             answer.send,
-            request_id,
-            reservation,
-            dict(_HEADERS),
-            declared=len(body),
-            route=self._endpoint.path,
+            request_id=request_id,
             caller=caller,
+            client=self._client,
+            budget=self._budget,
             background=True,
         )
-        preparing_for.set(reservation)
-        with reservation, call.ending:
+        preparing_for.set(call.reservation)
+        with call.reservation, call.ending:
             try:
                 await self._endpoint.handler(call)
             except InlayError as error:

@@ -48,11 +48,7 @@ class Answer:
     def tell(self, *ids: int) -> None:
         """Make some tokens."""
         at = len(self.request.prior_output)
-        self.say(Output(self.request.id, self.request.attempt, at, ids))
-
-    def say(self, output: Output) -> None:
-        """Give an output as it is."""
-        self._told.put_nowait(output)
+        self._told.put_nowait(Output(self.request.id, self.request.attempt, at, ids))
 
     def end(self) -> None:
         self.live = False

@@ -37,7 +37,7 @@ from inlay.api.openai.decisions.route import decisions
 from inlay.api.openai.embeddings.route import classify, embeddings, pooling
 from inlay.api.openai.embeddings.scoring import rerank, score
 from inlay.api.openai.encode import encode
-from inlay.api.openai.responses.route import responses
+from inlay.api.openai.responses.route import responses as create_response
 from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion
 from inlay.api.openai.schema.completions import Completion, CompletionChunk, CompletionRequest
 from inlay.api.openai.schema.decisions import Decision, DecisionRequest
@@ -85,7 +85,7 @@ from inlay.http.settings import FrontendSettings
 from inlay.messages.digest import Secret
 from inlay.router import Router
 from inlay.store import PromptStore, StoredPrompts
-from inlay.store.settings import BatchSettings
+from inlay.store.settings import BatchSettings, ResponseSettings
 from inlay.telemetry import Tracing
 
 NOTES = Notes(lambda kind, name: reason_for(kind, name).text, EXAMPLES)
@@ -106,10 +106,10 @@ _ANSWERS: Routes = (
     ),
     (
         Operation(
-            "POST", "/v1/responses", "Answer items, which may hold embeddings. Stateless.",
+            "POST", "/v1/responses", "Answer items, which may hold embeddings.",
             ResponsesRequest, Response, StreamEvent, parameters.GENERATION, multipart=True,
         ),
-        responses,
+        create_response,
     ),
     (
         Operation(
@@ -316,6 +316,7 @@ def build_app(
     store: PromptStore | StoredPrompts | None = None,
     tracing: Tracing | None = None,
     batches: BatchSettings | None = None,
+    responses: ResponseSettings | None = None,
     open_shared: OpenShared | None = None,
 ) -> App:
     """Return the HTTP server as an ASGI app.
@@ -328,6 +329,7 @@ def build_app(
             None disables references.
         tracing: makes spans, closed with the app; None for no spans.
         batches: settings of files and batches; off if None.
+        responses: settings of kept responses; off if None.
         open_shared: opens storage in the fleet; None where there is none.
 
     Raises:
@@ -335,7 +337,9 @@ def build_app(
             cannot be as they say.
     """
     server, served = Server(router, settings, secret, store, tracing), routes()
-    access = FrontendAccess(server, served, batches or BatchSettings(), open_shared)
+    access = FrontendAccess(
+        server, served, batches or BatchSettings(), responses or ResponseSettings(), open_shared
+    )
     for name, make in parts("frontend"):
         part = make(access)
         if part is not None:

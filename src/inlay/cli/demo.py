@@ -24,7 +24,7 @@ from inlay.client.connection import JSON, ApiClient, Question
 from inlay.engine.settings import EngineSettings
 from inlay.http.address import check_address
 from inlay.http.settings import FrontendSettings
-from inlay.store.settings import BatchSettings
+from inlay.store.settings import BatchSettings, ResponseSettings
 
 MODEL_NAME = "inlay-demo"
 DEFAULT_PORT = 8000
@@ -55,6 +55,7 @@ def run(settings: DemoSettings) -> int:
             log_requests=False,
         ),
         batches=BatchSettings(batch_store="memory"),
+        responses=ResponseSettings(response_store="memory"),
     )
 
     async def show(running: RunningServer) -> None:

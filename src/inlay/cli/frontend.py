@@ -62,6 +62,7 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
             store=store,
             tracing=tracing,
             batches=settings.batches,
+            responses=settings.responses,
             open_shared=partial(NatsPrompts.open, member),
         )
 

@@ -122,7 +122,13 @@ async def host(
     supervisors = _supervisors(settings, places, plane, secret)
     router = Router(plane, settings.router, secret=secret)
     app = build_app(
-        router, frontend, secret=secret, store=store, tracing=tracing, batches=settings.batches
+        router,
+        frontend,
+        secret=secret,
+        store=store,
+        tracing=tracing,
+        batches=settings.batches,
+        responses=settings.responses,
     )
     stop = asyncio.Event()
     answering: asyncio.Future[str] = asyncio.get_running_loop().create_future()

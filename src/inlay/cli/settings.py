@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from inlay.engine.settings import EngineSettings
 from inlay.http.settings import FrontendSettings
 from inlay.router.settings import RouterSettings
-from inlay.store.settings import BatchSettings, FleetStoreSettings, StoreSettings
+from inlay.store.settings import BatchSettings, FleetStoreSettings, ResponseSettings, StoreSettings
 from inlay.telemetry import TelemetrySettings
 from inlay.transport.embeds_cache import KEPT_BYTES
 from inlay.transport.nats.settings import NatsSettings
@@ -25,6 +25,7 @@ class ServeSettings(BaseModel, frozen=True, defer_build=True):
     router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
     store: StoreSettings = Field(default_factory=StoreSettings, title="Stored embeddings")
     batches: BatchSettings = Field(default_factory=BatchSettings, title="Files and batches")
+    responses: ResponseSettings = Field(default_factory=ResponseSettings, title="Kept responses")
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
@@ -114,6 +115,7 @@ class FleetFrontendSettings(BaseModel, frozen=True, defer_build=True):
     router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
     store: FleetStoreSettings = Field(default_factory=FleetStoreSettings, title="Stored embeddings")
     batches: BatchSettings = Field(default_factory=BatchSettings, title="Files and batches")
+    responses: ResponseSettings = Field(default_factory=ResponseSettings, title="Kept responses")
     transport_host: str | None = Field(default=None, title="Fleet")
     """Name or IP address at which workers with --transport-dial reach this machine; such workers
     are not used unless set."""

@@ -6,7 +6,7 @@ from typing import Protocol, TypeAlias
 
 from inlay.http.app import Routes
 from inlay.http.server import Server
-from inlay.store.settings import BatchSettings
+from inlay.store.settings import BatchSettings, ResponseSettings
 from inlay.store.shared import Shared
 
 OpenShared: TypeAlias = Callable[[str], Awaitable[Shared]]
@@ -21,12 +21,14 @@ class FrontendAccess:
         server: its state.
         routes: all of its routes.
         batches: settings of files and batches.
+        responses: settings of kept responses.
         open_shared: of its fleet; None without one.
     """
 
     server: Server
     routes: Routes
     batches: BatchSettings
+    responses: ResponseSettings
     open_shared: OpenShared | None = None
 
 

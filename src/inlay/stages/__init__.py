@@ -1,4 +1,4 @@
-"""The graph of stages of a pipeline, as cards and requests have it; checked when it is loaded.
+"""Pipelines of several models behind one request: the graph of stages.
 
-Nothing runs here: an extension (`inlay_stages`) walks the graph.
+Pure Python, without a model or a transport: an extension walks it.
 """

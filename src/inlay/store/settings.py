@@ -123,6 +123,26 @@ class BatchSettings(BaseModel, frozen=True, defer_build=True):
     """Lines of one batch that are under way at most."""
 
 
+class ResponseSettings(BaseModel, frozen=True, defer_build=True):
+    """Location and bounds of responses and conversations that clients go on with."""
+
+    response_store: str = "off"
+    """Keep responses with their input, and conversations: in memory, in the NATS of the fleet
+    (nats), or in a directory, which may be that of several frontends of one machine."""
+    response_store_bytes: int = Field(default=1024 * MIB, ge=MIB)
+    """Bytes of all of them at most; in memory 256 MiB at most."""
+    response_store_key_file: Path | None = None
+    """File of a 32-byte key that they are encrypted with (AES-256-GCM) outside of memory; the same
+    for all frontends of a fleet."""
+    responses_tenant_bytes: int | None = Field(default=None, ge=1024)
+    """Bytes of all responses and conversations of one API key at most; the whole store unless
+    set."""
+    response_ttl: float = Field(default=24 * 3600, gt=0)
+    """Seconds that a response is kept, and a conversation after its last change."""
+    max_background_responses: int = Field(default=64, ge=1)
+    """Background responses of one API key that may be under way."""
+
+
 class FleetStoreSettings(StoreSettings, frozen=True):
     """The same for a frontend of a fleet."""
 

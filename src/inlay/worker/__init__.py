@@ -1,6 +1,6 @@
-"""One engine in its own process: it admits, runs, aborts and drains; a supervisor restarts it.
+"""One engine in its own process: admits, runs, aborts, drains.
 
-Engines are in `inlay.engine`, what a frontend and a worker say in `inlay.transport`.
+And what keeps that process running.
 """
 
 from inlay.worker.engine_proxy import EngineProxy

@@ -1,4 +1,4 @@
-"""All attackers, one module for each family; those that need torch are in `inlay_audit.neural`."""
+"""All attackers, one module for each family."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module

@@ -23,7 +23,7 @@ from inlay.router import ServedModel
 
 _log = logging.getLogger(__name__)
 
-_TOKEN_BYTES = 32
+TOKEN_BYTES = 32
 """Bytes of work that a token of a whole response counts as: long ones are made in a thread."""
 
 
@@ -201,7 +201,7 @@ async def respond(
         await written.stream.finish(events)
         return
     tokens = sum(choice.completion_tokens for choice in generation.choices)
-    await call.prepared_json(generation.bulk + tokens * _TOKEN_BYTES, shape.response)
+    await call.prepared_json(generation.bulk + tokens * TOKEN_BYTES, shape.response)
 
 
 def stages_of(

@@ -44,7 +44,6 @@ _STRUCTURED = "say structured_outputs.{} instead"
 _RENDER = "it is a field of vLLM's /render routes, which are not served"
 _TRANSFER = "clients do not say where keys and values go"
 _STATE = "inlay keeps no state between requests; "
-_SEND_ITEMS = f"{_STATE}send the items of the conversation as input"
 _EXPERTS = "the experts that a token went through are not shown"
 _NO_CLONES = "voices are the model's own; none is cloned"
 _SIZE = "say size, as WIDTHxHEIGHT"
@@ -56,14 +55,10 @@ _NO_TEMPLATE = "scores are made without a chat template"
 
 UNSERVED: Mapping[str, Reason] = {
     # OpenAI's
-    "ResponsesRequest.background": Reason(
-        f"{_STATE}ask with stream, or wait for the answer", (False,)
-    ),
     "ImagesRequest.background": Reason(
         "images have the background that the model gives them: say it in the prompt", ("auto",)
     ),
     "context_management": Reason(f"{_STATE}send all that is to be kept", ([],)),
-    "conversation": Reason(_SEND_ITEMS),
     "function_call": Reason("it was replaced by tool_choice"),
     "functions": Reason("it was replaced by tools"),
     "ResponsesRequest.image": Reason("say detail in each image"),
@@ -71,7 +66,6 @@ UNSERVED: Mapping[str, Reason] = {
     "output_compression": Reason("files are written at one quality", (100,)),
     "quality": Reason("num_inference_steps sets the work", ("auto",)),
     "style": Reason("say it in the prompt"),
-    "previous_response_id": Reason(_SEND_ITEMS),
     "ResponsesRequest.prompt": Reason(
         f"{_STATE}send the template's text as instructions and input"
     ),

@@ -1,6 +1,6 @@
-"""The plane of one machine: a Unix socket and shared memory, frontend to worker processes.
+"""The plane of one machine.
 
-No NATS and no TLS: the other end is a process that this one has started.
+A Unix socket and shared memory between a frontend and its worker processes.
 """
 
 from inlay.transport.local.arena import RESERVED, Arena

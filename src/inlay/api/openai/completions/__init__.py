@@ -1,4 +1,1 @@
-"""`POST /v1/completions`: the route, and the form of its answer.
-
-What is computed is `inlay.api.generation`'s; types are in `inlay.api.openai.schema.completions`.
-"""
+"""`POST /v1/completions`."""

@@ -371,6 +371,25 @@ def format_of(request: ResponsesRequest) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, **more}}
 
 
+_STATELESS = "inlay keeps no state between requests unless it is started with --response-store; "
+_OF_STATE = {
+    "background": "ask with stream, or wait for the answer",
+    "conversation": "send the items of the conversation as input",
+    "previous_response_id": "send the items of the conversation as input",
+}
+
+
+def check_stateless(request: ResponsesRequest) -> None:
+    """Raise `InvalidRequestError` for a field that only a server that keeps responses serves."""
+    for name, instead in _OF_STATE.items():
+        value = getattr(request, name)
+        if value is not None and value is not False:
+            raise InvalidRequestError(
+                f"{name} is not supported: {_STATELESS}{instead}; got {shown_value(value)}",
+                param=name,
+            )
+
+
 def check_responses(request: ResponsesRequest) -> None:
     """Raise `InvalidRequestError` for a field that is not served, with the alternative."""
     _check_elsewhere(request)
@@ -394,7 +413,7 @@ def check_responses(request: ResponsesRequest) -> None:
             "stream_options is only allowed when stream is true", param="stream_options"
         )
     _check_include(request)
-    _check_metadata(request.metadata or {})
+    check_metadata(request.metadata or {})
 
 
 def _check_elsewhere(request: ResponsesRequest) -> None:
@@ -421,7 +440,7 @@ def _check_include(request: ResponsesRequest) -> None:
         )
 
 
-def _check_metadata(metadata: dict[str, str]) -> None:
+def check_metadata(metadata: dict[str, str]) -> None:
     if len(metadata) > MAX_METADATA:
         raise InvalidRequestError(
             f"metadata has {len(metadata)} entries; at most {MAX_METADATA}", param="metadata"

@@ -1,9 +1,10 @@
 """Output items of a response while they grow, with their events."""
 
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+from blake3 import blake3
 
 from inlay.api.openai.schema.chat import TokenLogprob
 from inlay.api.openai.schema.responses import (
@@ -175,6 +176,11 @@ class _Call:
         )
 
 
+def item_id(prefix: str, response_id: str, index: int) -> str:
+    """Return the id of an item of a response, a function of these."""
+    return f"{prefix}_{blake3(f'{response_id}/{prefix}/{index}'.encode()).hexdigest(16)}"
+
+
 class Items:
     """Output items of one response.
 
@@ -182,10 +188,13 @@ class Items:
 
     Args:
         number: returns the number of the stream's next event.
+        response_id: ids of items are made of it, so that a response that is made again has the
+            same.
     """
 
-    def __init__(self, number: Callable[[], int]) -> None:
+    def __init__(self, number: Callable[[], int], response_id: str) -> None:
         self._number = number
+        self._response_id = response_id
         self._done: list[OutputItem] = []
         self._open: _Growing | None = None
 
@@ -222,7 +231,9 @@ class Items:
         )
 
     def _place(self, prefix: str) -> _Place:
-        return _Place(len(self._done), f"{prefix}_{uuid.uuid4().hex}", self._number)
+        return _Place(
+            len(self._done), item_id(prefix, self._response_id, len(self._done)), self._number
+        )
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
         """End the open item."""

@@ -1,20 +1,23 @@
 """`POST /v1/responses`: translated to a chat and run by its code."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
 from inlay.api.fields import answer_id
 from inlay.api.generation.chat import chat_model, prepare_chat
 from inlay.api.generation.messages import read_messages
-from inlay.api.generation.respond import respond
+from inlay.api.generation.respond import TOKEN_BYTES, respond
 from inlay.api.openai.responses.input import (
     LOGPROBS,
     PARTS,
     ResponsesChat,
     check_responses,
+    check_stateless,
     choice_of_tool,
     conversation,
     format_of,
@@ -23,6 +26,7 @@ from inlay.api.openai.responses.input import (
 )
 from inlay.api.openai.responses.shape import ResponsesShape
 from inlay.api.openai.schema.responses import (
+    ConversationRef,
     ReasoningOptions,
     Response,
     ResponsesRequest,
@@ -30,10 +34,9 @@ from inlay.api.openai.schema.responses import (
 )
 from inlay.api.schema.chat import ChatRequest
 from inlay.base.errors import InvalidRequestError, Path
-from inlay.http.parsed_request import read_request
+from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.server import Call
-from inlay.http.sse import NAMED
-from inlay.messages.request import Sampling
+from inlay.http.sse import NAMED, EventStream
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
@@ -70,17 +73,69 @@ def _own_field(path: Path) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """Place of a response on a server that keeps some.
+
+    Attributes:
+        id: of the response; None makes one of `request_id` or at random.
+        created_at: Unix time; None for now.
+        store: it is kept.
+        background: no client waits for it.
+        previous: id of the response before it.
+        conversation: id of its conversation.
+        session: name of what it goes on with, whose prefix a worker has; None for none.
+        keep: called with the whole response, before its client has it.
+    """
+
+    id: str | None = None
+    created_at: int | None = None
+    store: bool = False
+    background: bool = False
+    previous: str | None = None
+    conversation: str | None = None
+    session: str | None = None
+    keep: Callable[[Response], Awaitable[None]] | None = None
+
+
+class ResponseKeeper(Protocol):
+    """Part of a frontend that keeps responses; its name in `Server.parts` is `KEEPER`."""
+
+    async def create(self, call: Call, incoming: ParsedRequest[ResponsesRequest]) -> None:
+        """Answer a request, by `answer`."""
+
+
+KEEPER = "state"
+
+
 async def responses(call: Call) -> None:
     """Answer one request."""
-    server = call.server
     incoming = await read_request(call, _decoder, in_input)
+    keeper: ResponseKeeper | None = call.server.parts.get(KEEPER)
+    if keeper is not None:
+        await keeper.create(call, incoming)
+        return
+    check_stateless(incoming.parsed.request)
+    await answer(call, incoming)
+
+
+async def answer(
+    call: Call, incoming: ParsedRequest[ResponsesRequest], keeping: Keeping = Keeping()
+) -> None:
+    """Answer a request that has been read, all of its items in `input`."""
+    server = call.server
     request = incoming.parsed.request
     await server.run_prepared(call.memory.json, check_responses, request)
     said, chat = await server.run_prepared(incoming.size, _as_chat, request)
     request.input = None  # the chat's messages have it from here on
+    if keeping.session is not None and chat.session_id is None and chat.prompt_cache_key is None:
+        chat.session_id = keeping.session
     # As in vLLM, request_id is the whole id here.
-    response_id = answer_id("resp_" if request.request_id is None else "", request.request_id)
+    response_id = keeping.id or answer_id(
+        "resp_" if request.request_id is None else "", request.request_id
+    )
     model = chat_model(server, request.model)
+    made: list[ResponsesShape] = []
     try:
         asked = await prepare_chat(
             call,
@@ -96,15 +151,28 @@ async def responses(call: Call) -> None:
 
         def shape() -> ResponsesShape:
             sampling = generation.requests[0].sampling
-            return ResponsesShape(
-                _opening(response_id, request, model.name, sampling),
-                generation,
-                asked.renderer,
-                chat.top_logprobs,
-                shows_reasoning=chat.include_reasoning is not False,
+            opening = opening_of(
+                response_id, request, model.name, sampling.temperature, sampling.top_p, keeping
             )
+            made.append(
+                ResponsesShape(
+                    opening,
+                    generation,
+                    asked.renderer,
+                    chat.top_logprobs,
+                    shows_reasoning=chat.include_reasoning is not False,
+                )
+            )
+            return made[0]
 
-        await respond(call, chat, model, generation, shape, NAMED)
+        async def keep(_: EventStream | None) -> None:
+            # Kept first: a client may name it as soon as it has read that it is complete.
+            if keeping.keep is not None:
+                tokens = generation.choices[0].completion_tokens
+                size = generation.bulk + tokens * TOKEN_BYTES
+                await keeping.keep(await server.run_prepared(size, made[0].response))
+
+        await respond(call, chat, model, generation, shape, NAMED, keep)
     except InvalidRequestError as error:
         raise error.mapped(_own_field) from None
 
@@ -126,8 +194,13 @@ def _as_chat(request: ResponsesRequest) -> tuple[ResponsesChat, ChatRequest]:
     )
 
 
-def _opening(
-    response_id: str, request: ResponsesRequest, model: str, sampling: Sampling
+def opening_of(
+    response_id: str,
+    request: ResponsesRequest,
+    model: str,
+    temperature: float,
+    top_p: float,
+    keeping: Keeping = Keeping(),
 ) -> Response:
     """Return the response before its first output."""
     blank = {"description": None, "parameters": None, "strict": None}
@@ -135,23 +208,29 @@ def _opening(
     effort = None if request.reasoning is None else request.reasoning.effort
     return Response(
         id=response_id,
-        created_at=int(time.time()),
+        created_at=keeping.created_at or int(time.time()),
         status="in_progress",
+        background=keeping.background,
+        conversation=None
+        if keeping.conversation is None
+        else ConversationRef(keeping.conversation),
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,
         metadata=request.metadata or {},
         model=model,
         parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=keeping.previous,
         prompt_cache_key=request.prompt_cache_key,
         reasoning=ReasoningOptions(effort),
         safety_identifier=request.safety_identifier,
         service_tier="flex" if request.service_tier == "flex" else "default",
-        temperature=sampling.temperature,
+        store=keeping.store,
+        temperature=temperature,
         text=TextOptions(text.format or {"type": "text"}, text.verbosity or "medium"),
         tool_choice=request.tool_choice or "auto",
         tools=[{**blank, **tool} for tool in request.tools or ()],
         top_logprobs=request.top_logprobs or 0,
-        top_p=sampling.top_p,
+        top_p=top_p,
         user=request.user,
     )

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -64,10 +65,12 @@ class ResponsesShape:
         self._top_logprobs = top_logprobs
         self._shows_reasoning = shows_reasoning
         self._numbers = itertools.count()
-        self._items = Items(self._next)
+        self._items = Items(self._next, opening.id)
         self._begun = False
         self._seen = 0
         self._waiting: list[TokenLogprob] = []
+        self._closing: Sequence[msgspec.Struct] | None = None
+        self._final: Response | None = None
 
     def _next(self) -> int:
         return next(self._numbers)
@@ -110,12 +113,15 @@ class ResponsesShape:
         self._seen += len(entries)
         self._waiting += entries[thought:]
 
-    def closing_events(self) -> list[msgspec.Struct]:
+    def closing_events(self) -> Sequence[msgspec.Struct]:
         """Return the events of the last item's end and of the whole response."""
-        cut = self._cut_short
-        events = self._items.finish("incomplete" if cut else "completed")
-        kind: Any = Incomplete if cut else Completed
-        return [*events, kind(sequence_number=self._next(), response=self._whole())]
+        if self._closing is None:
+            cut = self._cut_short
+            events = self._items.finish("incomplete" if cut else "completed")
+            kind: Any = Incomplete if cut else Completed
+            last = kind(sequence_number=self._next(), response=self._whole())
+            self._closing = [*events, last]
+        return self._closing
 
     def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
         """Return the output so far, followed by the error.
@@ -141,11 +147,13 @@ class ResponsesShape:
             ),
         ]
 
-    def response(self) -> msgspec.Struct:
+    def response(self) -> Response:
         """Return the whole response."""
-        for piece in self._choice.pieces:
-            self._take(piece)
-        self._items.finish("incomplete" if self._cut_short else "completed")
+        if self._final is None:
+            if not self._begun:
+                for piece in self._choice.pieces:
+                    self._take(piece)
+            self.closing_events()
         return self._whole()
 
     @property
@@ -153,8 +161,10 @@ class ResponsesShape:
         return self._choice.finish_reason == "length"
 
     def _whole(self) -> Response:
+        if self._final is not None:
+            return self._final
         cut = self._cut_short
-        return msgspec.structs.replace(
+        self._final = msgspec.structs.replace(
             self._opening,
             status="incomplete" if cut else "completed",
             completed_at=None if cut else int(time.time()),
@@ -163,6 +173,7 @@ class ResponsesShape:
             usage=self._usage(),
             hidden_states=self._choice.hidden_states,
         )
+        return self._final
 
     def _usage(self) -> ResponsesUsage:
         usage = self._generation.usage()

@@ -88,7 +88,14 @@ class ResponsesRequest(RequestFields, kw_only=True):
         n: only 1: a response has one answer.
         include: "message.output_text.logprobs" requests logprobs; OpenAI's other values have no
             effect, and unknown ones are refused.
-        store: accepted; nothing is ever stored.
+        store: keep the response with its input, true when absent, on a server with
+            --response-store; without one accepted, and nothing is ever stored.
+        background: answer at once and go on without the client; needs `store`. Only with
+            --response-store.
+        previous_response_id: go on after this response: its items come before `input`, its
+            instructions do not. Only with --response-store.
+        conversation: id of a conversation, or an object with its `id`, to which input and output
+            are added; its items come before `input`. Only with --response-store.
         text: format of the answer.
         tools: functions, at most 1024: `{"type": "function", "name", "description", "parameters"}`.
         truncation: only "disabled" is served.
@@ -152,14 +159,15 @@ class ResponsesRequest(RequestFields, kw_only=True):
         None
     )
 
-    background: Unserved = None
+    background: bool | None = None
+    conversation: Annotated[str | dict[str, Any] | None, example("conv_5d0f")] = None
+    previous_response_id: Annotated[str | None, example("resp_5d0f")] = None
+
     context_management: Unserved = None
-    conversation: Unserved = None
     enable_response_messages: Unserved = None
     image: Unserved = None
     moderation: Unserved = None
     previous_input_messages: Unserved = None
-    previous_response_id: Unserved = None
     prompt: Unserved = None
 
     messages: Annotated[Any, named_elsewhere(ELSEWHERE["messages"])] = None
@@ -186,6 +194,9 @@ class ReasoningText(msgspec.Struct, frozen=True, tag="reasoning_text", tag_field
     text: Annotated[str, field("text of the reasoning.", "France, so")]
 
 
+ResponseStatus: TypeAlias = Literal[
+    "queued", "in_progress", "completed", "incomplete", "failed", "cancelled"
+]
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -267,6 +278,12 @@ class FailureDetails(msgspec.Struct, frozen=True):
     message: Annotated[str, field("what is wrong.", "the worker was lost")]
 
 
+class ConversationRef(msgspec.Struct, frozen=True):
+    """The conversation that a response belongs to."""
+
+    id: Annotated[str, field("id of the conversation.", "conv_5d0f")]
+
+
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The response of `/v1/responses`.
 
@@ -280,10 +297,12 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
         int | None, field("Unix time at which it ended normally.", 1764000004)
     ] = None
     status: Annotated[
-        Literal["in_progress", "completed", "incomplete", "failed"],
-        field("state of the item, or of the whole response.", "completed"),
+        ResponseStatus, field("state of the item, or of the whole response.", "completed")
     ]
-    background: Literal[False] = False
+    background: Annotated[bool, field("no client waits for it.")] = False
+    conversation: Annotated[ConversationRef | None, field("conversation that it belongs to.")] = (
+        None
+    )
     error: Annotated[FailureDetails | None, field("the error.")] = None
     incomplete_details: Annotated[IncompleteDetails | None, field("reason of an early end.")] = None
     instructions: Annotated[str | None, field("as the request had it.", "Answer in one word.")]
@@ -293,14 +312,16 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName
     output: Annotated[list[OutputItem], field("items of the answer.")] = []
     parallel_tool_calls: Annotated[bool, field("as the request had it.")]
-    previous_response_id: None = None
+    previous_response_id: Annotated[
+        str | None, field("response that it goes on with.", "resp_5d0f")
+    ] = None
     prompt_cache_key: Annotated[str | None, field("as the request had it.", "my-chat-1")]
     reasoning: Annotated[ReasoningOptions, field("as the request had it.")]
     safety_identifier: Annotated[str | None, field("as the request had it.", "somebody")]
     service_tier: Annotated[
         Literal["default", "flex"], field('"flex" where the request said so, else "default".')
     ] = "default"
-    store: Literal[False] = False
+    store: Annotated[bool, field("it is kept.")] = False
     temperature: Annotated[float, field("the value that was used.", 1.0)]
     text: Annotated[TextOptions, field("form of the text, as the request had it.")]
     tool_choice: Annotated[str | dict[str, Any], field("as the request had it.", "auto")]

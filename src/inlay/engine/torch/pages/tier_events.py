@@ -13,7 +13,7 @@ class TierEvents:
 
     Args:
         tier: name of it.
-        group: page group whose pages are reported, as of `CacheEventQueue`.
+        group: page group whose pages are reported, as of `CacheEvents`.
         tell: receives the changes.
     """
 

@@ -1,0 +1,126 @@
+"""Conversations: items that responses add to, one response at a time."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgspec
+
+from inlay.api.openai.schema.responses import Response
+from inlay.base.errors import InvalidRequestError, NotFoundError
+from inlay.store.kept.contents import Piece
+from inlay.store.kept.lease import replace
+from inlay_state.items import Item, decoder
+from inlay_state.kept import Kept
+from inlay_state.records import ConversationRecord
+
+LOCK_SECONDS = 900.0
+"""Time after which a response gives up a conversation whose frontend never ended it."""
+
+MAX_BYTES = 16 * 1024 * 1024
+
+
+async def lock(kept: Kept, owner: str, id_: str, response_id: str) -> None:
+    """Have one response alone add to a conversation.
+
+    Raises:
+        InvalidRequestError: another response is being made.
+        NotFoundError: this owner has no such conversation.
+    """
+
+    def taken(record: ConversationRecord) -> ConversationRecord:
+        if record.locked_by not in ("", response_id) and kept.now() < record.locked_until:
+            raise InvalidRequestError(
+                f"conversation {id_!r} is being continued by another response; send it again once "
+                "that one has ended",
+                param="conversation",
+                code="conversation_locked",
+            )
+        return replace(record, locked_by=response_id, locked_until=kept.now() + LOCK_SECONDS)
+
+    await kept.change(owner, id_, ConversationRecord, taken)
+
+
+async def unlock(kept: Kept, owner: str, id_: str, response_id: str) -> None:
+    """Give up a conversation that this response may have locked; it may be gone."""
+
+    def released(record: ConversationRecord) -> ConversationRecord:
+        return record if record.locked_by != response_id else replace(record, locked_by="")
+
+    try:
+        await kept.change(owner, id_, ConversationRecord, released)
+    except NotFoundError:
+        return
+
+
+@asynccontextmanager
+async def locked(kept: Kept, owner: str, id_: str, response_id: str) -> AsyncIterator[None]:
+    """Hold a conversation meanwhile. Raises as `lock`."""
+    await lock(kept, owner, id_, response_id)
+    try:
+        yield
+    finally:
+        await unlock(kept, owner, id_, response_id)
+
+
+async def complete(
+    kept: Kept, owner: str, id_: str, response_id: str, given: bytes, response: Response
+) -> None:
+    """Add the input and output of a response to the conversation that it has locked.
+
+    Not if it has it no more: then they were added, or others have gone on.
+    """
+    record = await kept.get(owner, id_, ConversationRecord)
+    if record.locked_by != response_id:
+        return
+    output = msgspec.json.decode(msgspec.json.encode(response.output), type=list[Item])
+    await put_items(kept, owner, id_, [*decoder.decode(given), *output], from_=response_id)
+
+
+async def put_items(
+    kept: Kept, owner: str, id_: str, more: list[Item], *, from_: str = "", without: str = ""
+) -> ConversationRecord:
+    """Add items to a conversation, and remove the one of the id `without`.
+
+    Raises:
+        InvalidRequestError: it would be too long.
+        NotFoundError: there is none, or it has no such item.
+    """
+    while True:
+        record = await kept.get(owner, id_, ConversationRecord)
+        if from_ and record.locked_by != from_:
+            return record
+        items = decoder.decode(await kept.read(record.items) or b"[]")
+        if without and all(item.get("id") != without for item in items):
+            raise NotFoundError(f"item {without[:80]!r} does not exist", param="item_id")
+        items = [item for item in items if item.get("id") != without] + more
+        body = msgspec.json.encode(items)
+        if len(body) > MAX_BYTES:
+            raise InvalidRequestError(
+                f"the items of the conversation would have {len(body)} bytes; at most {MAX_BYTES}",
+                param="items",
+            )
+        pieces = await kept.write(owner, "items", body)
+        add = partial(
+            _with_items, before=record.items, now=pieces, expires=kept.expiry(), unlock=bool(from_)
+        )
+        changed = await kept.change(owner, id_, ConversationRecord, add)
+        if changed.items == pieces:
+            await kept.erase(owner, list(record.items))
+            return changed
+        await kept.erase(owner, list(pieces))
+
+
+def _with_items(
+    record: ConversationRecord,
+    *,
+    before: tuple[Piece, ...],
+    now: tuple[Piece, ...],
+    expires: int,
+    unlock: bool,
+) -> ConversationRecord:
+    """Return a record with other items; as it is where others have changed them."""
+    if record.items != before:
+        return record
+    holder = "" if unlock else record.locked_by
+    return replace(record, items=now, expires_at=expires, locked_by=holder)

@@ -1,0 +1,210 @@
+"""Responses and conversations of owners, within their bounds."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from inlay.base.errors import NotFoundError, OverloadedError, RateLimitedError
+from inlay.store.kept.contents import PIECE_BYTES, Contents, Piece, age_of, new_name
+from inlay.store.shared import Storage
+from inlay_state.records import (
+    JOBS,
+    ConversationRecord,
+    Record,
+    ResponseRecord,
+    decode,
+    encode,
+)
+
+_FULL_SECONDS = 60.0
+_TRIES = 16
+
+R = TypeVar("R", ResponseRecord, ConversationRecord)
+
+
+class Kept:
+    """Records and their contents.
+
+    Args:
+        storage: keeps both.
+        contents: of `storage`.
+        max_bytes: of all contents.
+        owner_bytes: of those of one owner.
+        ttl: seconds that a record is kept.
+        clock: Unix time.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        contents: Contents,
+        *,
+        max_bytes: int,
+        owner_bytes: int,
+        ttl: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.storage = storage
+        self.contents = contents
+        self._max, self._owner_max = max_bytes, owner_bytes
+        self._ttl = ttl
+        self._clock = clock
+        self._used: Counter[str] = Counter()
+        self._all = 0
+
+    def now(self) -> float:
+        """Return the Unix time."""
+        return self._clock()
+
+    def expiry(self) -> int:
+        """Return the Unix time at which what is kept now expires."""
+        return int(self._clock() + self._ttl)
+
+    def check_room(self, owner: str, size: int) -> None:
+        """Check that an owner may keep `size` bytes more.
+
+        Counted from the last sweep, and what this frontend has kept since.
+
+        Raises:
+            RateLimitedError: the owner is at its limit.
+            OverloadedError: all owners together are.
+        """
+        used = self._used[owner]
+        if used + size > self._owner_max:
+            raise RateLimitedError(
+                f"your responses and conversations have {used} bytes; {size} more would pass the "
+                f"limit of {self._owner_max} (--responses-tenant-bytes): delete some, or send "
+                "store: false",
+                retry_after=_FULL_SECONDS,
+            )
+        if self._all + size > self._max:
+            raise OverloadedError(
+                f"all responses have {self._all} bytes; {size} more would pass the limit of "
+                f"{self._max} (--response-store-bytes)",
+                retry_after=_FULL_SECONDS,
+            )
+
+    async def write(self, owner: str, kind: str, data: bytes) -> tuple[Piece, ...]:
+        """Keep bytes as pieces. Raises as `check_room`, and `OverloadedError`."""
+        self.check_room(owner, len(data))
+        name = new_name(kind)
+        pieces: list[Piece] = []
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            pieces.append(await self.contents.write(f"{name}-{len(pieces)}", piece))
+        self._used[owner] += len(data)
+        self._all += len(data)
+        return tuple(pieces)
+
+    async def read(self, pieces: Sequence[Piece]) -> bytes:
+        """Return the bytes of pieces. Raises as `Contents.read`."""
+        return b"".join([await self.contents.read(piece) for piece in pieces])
+
+    async def find(self, owner: str, id_: str, kind: type[R]) -> tuple[int, R | None]:
+        """Return (revision, record); None where the owner has no such record that is live."""
+        if not id_.isascii() or not id_.replace("_", "").isalnum():
+            return 0, None
+        key = f"{owner}.{id_[:80]}"
+        revision, kept = await self.storage.find(key)
+        found = None if kept is None else decode(key, kept)
+        if not isinstance(found, kind) or self._clock() >= found.expires_at:
+            return 0, None
+        return revision, found
+
+    async def get(self, owner: str, id_: str, kind: type[R]) -> R:
+        """Return a record.
+
+        Raises:
+            NotFoundError: this owner has none of the id.
+            OverloadedError: the storage does not answer.
+        """
+        _, found = await self.find(owner, id_, kind)
+        if found is None:
+            raise _missing(id_, kind)
+        return found
+
+    async def add(self, owner: str, record: Record) -> None:
+        """Keep a new record. Raises `OverloadedError`."""
+        if not await self.storage.swap(f"{owner}.{record.id}", encode(record), 0):
+            raise OverloadedError("it could not be kept; send it again", retry_after=1)
+
+    async def change(self, owner: str, id_: str, kind: type[R], change: Callable[[R], R]) -> R:
+        """Change a record, on top of what others change; return it. Raises as `get`."""
+        for _ in range(_TRIES):
+            revision, found = await self.find(owner, id_, kind)
+            if found is None:
+                raise _missing(id_, kind)
+            changed = change(found)
+            if changed == found:
+                return found
+            if await self.storage.swap(f"{owner}.{id_}", encode(changed), revision):
+                return changed
+        raise OverloadedError("others change it all the time; try again", retry_after=1)
+
+    async def drop(self, owner: str, id_: str, kind: type[R]) -> R:
+        """Remove a record with its contents; return what it was. Raises as `get`."""
+        for _ in range(_TRIES):
+            revision, found = await self.find(owner, id_, kind)
+            if found is None:
+                raise _missing(id_, kind)
+            if await self.storage.drop(f"{owner}.{id_}", revision):
+                await self.erase(owner, list(found.pieces))
+                return found
+        raise OverloadedError("others change it all the time; try again", retry_after=1)
+
+    async def erase(self, owner: str, pieces: Sequence[Piece]) -> None:
+        """Remove contents. Raises `OverloadedError`."""
+        size = sum(piece.size for piece in pieces)
+        self._used[owner] -= size
+        self._all -= size
+        await self.contents.erase(pieces)
+
+    async def sweep(self, orphan_seconds: float) -> list[tuple[str, str]]:
+        """Remove what has expired, and contents that nobody names.
+
+        Returns:
+            (owner, id) of the background responses that have not ended.
+        """
+        contents = await self.storage.contents()
+        now = self._clock()
+        used: Counter[str] = Counter()
+        named: set[str] = set()
+        waiting: list[tuple[str, str]] = []
+        for key, revision, kept in await self.storage.list():
+            record = decode(key, kept)
+            if record is None:
+                continue
+            if now >= record.expires_at:
+                if await self.storage.drop(key, revision):
+                    await self.contents.erase(list(record.pieces))
+                continue
+            owner = key.partition(".")[0]
+            for piece in record.pieces:
+                named.add(piece.name)
+                used[owner] += piece.size
+            if isinstance(record, ResponseRecord) and not record.ended:
+                waiting.append((owner, record.id))
+        self._used, self._all = used, used.total()
+        for name in contents - named:
+            if age_of(name, now) > orphan_seconds:
+                await self.storage.erase(name)
+        return waiting
+
+    async def jobs(self) -> list[tuple[str, str, int]]:
+        """Return (owner, id, revision of the entry) of background responses under way."""
+        found = await self.storage.list(JOBS)
+        return [(owner.decode(), key.partition(".")[2], rev) for key, rev, owner in found]
+
+    async def add_job(self, owner: str, id_: str) -> None:
+        """Have some frontend run a background response. Raises `OverloadedError`."""
+        await self.storage.swap(f"{JOBS}.{id_}", owner.encode(), 0)
+
+
+def _missing(id_: str, kind: type[Record]) -> NotFoundError:
+    what, param = (
+        ("response", "response_id")
+        if kind is ResponseRecord
+        else ("conversation", "conversation_id")
+    )
+    return NotFoundError(f"{what} {id_[:80]!r} does not exist", param=param)

@@ -1,0 +1,401 @@
+"""The part of a frontend that keeps responses and conversations."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from inlay.api.generation.chat import chat_model
+from inlay.api.openai.responses.input import check_responses, conversation
+from inlay.api.openai.responses.route import answer, opening_of
+from inlay.api.openai.schema.responses import Response, ResponsesRequest
+from inlay.base.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RateLimitedError,
+)
+from inlay.http.callers.auth import Caller
+from inlay.http.frontend_part import FrontendAccess
+from inlay.http.metrics.collectors import Collected
+from inlay.http.parsed_request import ParsedRequest
+from inlay.http.request_scope import RequestScope
+from inlay.http.server import Call
+from inlay.http.sse import NAMED, EventStream
+from inlay.store.kept.contents import Contents
+from inlay.store.kept.directory import DirectoryStorage
+from inlay.store.kept.lease import replace
+from inlay.store.kept.memory import MemoryStorage
+from inlay.store.secret import read_key
+from inlay.store.shared import Storage
+from inlay_state import conversations
+from inlay_state.events import framed, lines_of
+from inlay_state.history import History, history_of, of_conversation, with_history
+from inlay_state.items import encoded, items_of, restored
+from inlay_state.jobs import Jobs, keeping_of
+from inlay_state.kept import Kept
+from inlay_state.records import (
+    ResponseRecord,
+    new_id,
+)
+
+KIND = "responses"
+"""Name of the storage in a fleet."""
+
+SCAN_SECONDS = 3.0
+SWEEP_SECONDS = 60.0
+ORPHAN_SECONDS = 3600.0
+POLL_SECONDS = 0.25
+MEMORY_BYTES = 256 * 1024 * 1024
+MAX_FAULTS = 3
+
+_FLAG = "--response-store"
+_log = logging.getLogger(__name__)
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+
+
+def make(access: FrontendAccess) -> "State | None":
+    """Return the part of a frontend; None where it is off.
+
+    Raises:
+        InvalidRequestError: the settings cannot be.
+    """
+    return None if access.responses.response_store == "off" else State(access)
+
+
+class State:
+    """`FrontendPart` and `ResponseKeeper`.
+
+    Attributes:
+        kept: all records, once it has started.
+        jobs: background responses that it makes.
+    """
+
+    kept: Kept
+    jobs: Jobs
+
+    def __init__(self, access: FrontendAccess) -> None:
+        self._settings = settings = access.responses
+        self._server = access.server
+        self._open_shared = access.open_shared
+        if settings.response_store == "nats" and access.open_shared is None:
+            raise InvalidRequestError(
+                f"{_FLAG} nats is for inlay frontend; inlay serve keeps responses in memory or in "
+                "a directory",
+                param="response_store",
+            )
+        key = settings.response_store_key_file
+        if key is not None and settings.response_store == "memory":
+            raise InvalidRequestError(
+                "--response-store-key-file encrypts responses outside of memory",
+                param="response_store",
+            )
+        self._key = None if key is None else read_key(key)
+        self._owner_key = blake3(b"response owners", key=access.server.secret.store).digest()
+        self._wake = asyncio.Event()
+        self._storage: Storage | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        access.server.metrics.registry.register(Collected(self._metrics))
+
+    async def start(self) -> None:
+        """Open the storage, and run what is to be run. Raises as the storage."""
+        settings = self._settings
+        total = settings.response_store_bytes
+        if settings.response_store == "memory":
+            total = min(total, MEMORY_BYTES)
+            storage: Storage = MemoryStorage(total, "--response-store-bytes")
+        elif settings.response_store == "nats" and self._open_shared is not None:
+            storage = await self._open_shared(KIND)
+        else:
+            storage = DirectoryStorage(Path(settings.response_store), _FLAG)
+        self._storage = storage
+        self.kept = Kept(
+            storage,
+            Contents(storage, self._key),
+            max_bytes=total,
+            owner_bytes=settings.responses_tenant_bytes or total,
+            ttl=settings.response_ttl,
+        )
+        self.jobs = Jobs(self._server, self.kept, self._caller_of)
+        self._tasks = [
+            asyncio.create_task(self._often(self.jobs.scan, SCAN_SECONDS)),
+            asyncio.create_task(self._often(self._sweep, SWEEP_SECONDS)),
+        ]
+
+    async def close(self) -> None:
+        """Let others take its background responses, which go on where they are."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.jobs.close()
+        if isinstance(self._storage, DirectoryStorage):
+            self._storage.close()
+
+    def owner_of(self, call: Call) -> str:
+        """Return the digest of a caller's tenant, by which its records are found."""
+        return self._digest(call.caller.tenant.id)
+
+    def _digest(self, tenant: str) -> str:
+        return blake3(tenant.encode(), key=self._owner_key).hexdigest(16)
+
+    def _caller_of(self, owner: str) -> Caller | None:
+        callers = self._server.keys.callers()
+        return next((one for id_, one in callers.items() if self._digest(id_) == owner), None)
+
+    # What clients ask.
+
+    async def create(self, call: Call, incoming: ParsedRequest[ResponsesRequest]) -> None:
+        """Answer a request; keep the response unless it says not to.
+
+        Raises:
+            InvalidRequestError: what it goes on with does not exist, or fields exclude each other.
+            InlayError: as `answer`, and as `Kept.write`.
+        """
+        request = incoming.parsed.request
+        stored = _is_stored(request, incoming)
+        conversation_id = _conversation_of(request)
+        owner = self.owner_of(call)
+        if not stored and conversation_id is None and request.previous_response_id is None:
+            await answer(call, incoming)
+            return
+        if stored:
+            self.kept.check_room(owner, incoming.size)
+        history = await history_of(self.kept, owner, request.previous_response_id, conversation_id)
+        id_ = new_id("resp_")
+        given = items_of(request.input, id_)
+        own = encoded(given, incoming.parsed.lifted)
+        now = int(self.kept.now())
+        record = ResponseRecord(
+            id=id_,
+            created_at=now,
+            expires_at=self.kept.expiry(),
+            status="queued",
+            background=bool(request.background),
+            previous=request.previous_response_id,
+            conversation=conversation_id,
+            session=history.session or id_,
+        )
+        if request.background:
+            await self._enqueue(call, incoming, record, own, history)
+            return
+
+        async def keep(response: Response) -> None:
+            if stored:
+                body = msgspec.json.encode(response)
+                ended = replace(
+                    record,
+                    status=response.status,
+                    input=await self.kept.write(owner, "input", own),
+                    output=await self.kept.write(owner, "output", body),
+                )
+                await self.kept.add(owner, ended)
+            if conversation_id is not None:
+                await conversations.complete(self.kept, owner, conversation_id, id_, own, response)
+
+        keeping = keeping_of(record, keep, store=stored)
+        if conversation_id is None:
+            await answer(call, with_history(call, incoming, history), keeping)
+            return
+        async with conversations.locked(self.kept, owner, conversation_id, id_):
+            # Read again: another response may have ended meanwhile.
+            history = await of_conversation(self.kept, owner, conversation_id)
+            await answer(call, with_history(call, incoming, history), keeping)
+
+    async def _enqueue(
+        self,
+        call: Call,
+        incoming: ParsedRequest[ResponsesRequest],
+        record: ResponseRecord,
+        own: bytes,
+        history: History,
+    ) -> None:
+        """Keep a background response, and answer that it is queued, or with its events."""
+        request, owner = incoming.parsed.request, self.owner_of(call)
+        check_responses(request)
+        conversation(ResponsesRequest(input=[*history.items, *items_of(request.input, record.id)]))
+        model = chat_model(call.server, request.model)
+        active = sum(one == owner for one, _, _ in await self.kept.jobs())
+        if active >= self._settings.max_background_responses:
+            raise RateLimitedError(
+                f"you have {active} background responses under way, which is the limit "
+                "(--max-background-responses)",
+                retry_after=5,
+            )
+        if record.conversation is not None:
+            await conversations.lock(self.kept, owner, record.conversation, record.id)
+        streams, request.stream = bool(request.stream), True
+        if request.seed is None or request.seed == -1:
+            request.seed = secrets.randbits(31)  # made again, it has the same text
+        body = restored(msgspec.json.encode(request), incoming.parsed.lifted)
+        temperature = 1.0 if request.temperature is None else request.temperature
+        top_p = 1.0 if request.top_p is None else request.top_p
+        keeping = keeping_of(record, _nothing)
+        opening = msgspec.structs.replace(
+            opening_of(record.id, request, model.name, temperature, top_p, keeping),
+            status="queued",
+        )
+        kept = replace(
+            record,
+            request=await self.kept.write(owner, "request", body),
+            input=await self.kept.write(owner, "input", own),
+            output=await self.kept.write(owner, "output", msgspec.json.encode(opening)),
+        )
+        await self.kept.add(owner, kept)
+        await self.kept.add_job(owner, record.id)
+        self._wake.set()
+        if streams:
+            await self.stream(call, owner, record.id, -1)
+        else:
+            await call.json(opening)
+
+    async def shown(self, owner: str, id_: str) -> bytes:
+        """Return a response as JSON. Raises as `Kept.get`."""
+        record = await self.kept.get(owner, id_, ResponseRecord)
+        body = await self.kept.read(record.output)
+        if record.status == "in_progress":
+            body = body.replace(b'"status":"queued"', b'"status":"in_progress"', 1)
+        return body
+
+    async def stream(self, call: Call, owner: str, id_: str, after: int) -> None:
+        """Send the events of a background response behind number `after`, until it has ended.
+
+        Raises:
+            InvalidRequestError: it was not made in the background.
+            NotFoundError: this owner has no such response.
+        """
+        record = await self.kept.get(owner, id_, ResponseRecord)
+        if not record.background:
+            raise InvalidRequestError(
+                "this response was not made with background: true; its events were sent to the "
+                "client that asked for them, and are not kept",
+                param="stream",
+            )
+        stream = EventStream(call.send, NAMED, call.exchange)
+        async with RequestScope(call.server.inflight, call.receive, None):
+            async for line in self._events(owner, record, after):
+                await stream.write([framed(line)])
+            await stream.finish([])
+
+    async def _events(
+        self, owner: str, record: ResponseRecord | None, after: int
+    ) -> AsyncIterator[bytes]:
+        number = read = 0
+        while record is not None:
+            for piece in record.events[read:]:
+                for line in lines_of(await self.kept.contents.read(piece)):
+                    if number > after:
+                        yield line
+                    number += 1
+            read = len(record.events)
+            if record.ended:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+            _, record = await self.kept.find(owner, record.id, ResponseRecord)
+
+    async def cancel(self, owner: str, id_: str) -> bytes:
+        """Cancel a background response; one that has ended stays as it is. Return it.
+
+        Raises:
+            InvalidRequestError: it was not made in the background.
+            InlayError: as `Kept.get`.
+        """
+        record = await self.kept.get(owner, id_, ResponseRecord)
+        if not record.background:
+            raise InvalidRequestError(
+                "only a response that was made with background: true can be cancelled",
+                param="response_id",
+            )
+        if record.ended:
+            return await self.shown(owner, id_)
+        response: dict[str, Any] = msgspec.json.decode(await self.kept.read(record.output))
+        body = msgspec.json.encode({**response, "status": "cancelled"})
+        output = await self.kept.write(owner, "output", body)
+
+        def cancelled(found: ResponseRecord) -> ResponseRecord:
+            if found.ended:
+                return found
+            return replace(found, status="cancelled", output=output, request=())
+
+        changed = await self.kept.change(owner, id_, ResponseRecord, cancelled)
+        if changed.output == output:
+            await self.kept.erase(owner, [*record.output, *record.request])
+            await self.jobs.end(owner, changed)
+        self.jobs.stop(owner, id_)
+        return await self.shown(owner, id_)
+
+    async def delete(self, owner: str, id_: str) -> None:
+        """Remove a response; one under way is cancelled. Raises as `Kept.get`."""
+        record = await self.kept.drop(owner, id_, ResponseRecord)
+        self.jobs.stop(owner, id_)
+        await self.jobs.end(owner, record)
+
+    # What it runs.
+
+    async def _often(self, act: Callable[[], Awaitable[None]], seconds: float) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await act()
+            except OverloadedError as error:
+                _log.warning("kept responses wait: %s", error.message)
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _sweep(self) -> None:
+        for owner, id_ in await self.kept.sweep(ORPHAN_SECONDS):
+            await self.kept.add_job(owner, id_)
+
+    def _metrics(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "inlay:background_responses",
+            "Background responses that this frontend makes.",
+            value=0 if self._storage is None else len(self.jobs),
+        )
+
+
+async def _nothing(_: Response) -> None:
+    """Stand for keeping where nothing is complete yet."""
+
+
+def _is_stored(request: ResponsesRequest, incoming: ParsedRequest[ResponsesRequest]) -> bool:
+    """Return True if the response is to be kept. Raises `InvalidRequestError`."""
+    why = None
+    if request.request_id is not None:
+        why = "request_id names it: ids of kept responses are the server's own"
+    elif incoming.parts:
+        why = "its embeddings are parts of the body: send them as data or ref"
+    if why is not None and request.store:
+        raise InvalidRequestError(f"store: the response cannot be kept, as {why}", param="store")
+    stored = request.store is not False and why is None
+    if request.background and not stored:
+        raise InvalidRequestError(
+            "background needs a response that is kept: store must not be false, and "
+            "request_id and parts of the body not be used",
+            param="background",
+        )
+    return stored
+
+
+def _conversation_of(request: ResponsesRequest) -> str | None:
+    """Return the id of a request's conversation. Raises `InvalidRequestError`."""
+    given = request.conversation
+    if given is None:
+        return None
+    id_ = given.get("id") if isinstance(given, dict) else given
+    if not isinstance(id_, str):
+        raise InvalidRequestError(
+            "conversation must be an id, or an object with an id", param="conversation"
+        )
+    if request.previous_response_id is not None:
+        raise InvalidRequestError(
+            "conversation and previous_response_id exclude each other", param="conversation"
+        )
+    return id_
