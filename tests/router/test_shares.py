@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from inlay.base.errors import OverloadedError
-from inlay.messages.card import ModelCard, Rollout
+from inlay.messages.card import EmbeddingCard, ModelCard, Rollout
+from inlay.messages.pooling import OutputCard
 from inlay.router import Router
 from inlay.router.fleet import Catalog
 from inlay.router.shares import Weights, called, drawn, leader, shares_of
+from inlay.router.snapshot import PoolKey
 from inlay.transport.api import Worker
 from tests.router.standing import CARD, Standing
 
@@ -199,3 +201,19 @@ def test_the_first_model_is_the_one_that_was_there_first() -> None:
     for order in (told, told[::-1]):
         router = Router(Announcing(standing(*order), told))
         assert [card.name for card in router.models()] == ["old", "new"]
+
+
+def test_workers_that_give_other_outputs_are_of_another_pool() -> None:
+    """`--outputs` of a worker is no part of its weights, and changes what it can answer."""
+
+    def giving(names: tuple[str, ...], ready: int, since: float) -> list[ModelCard]:
+        outputs = tuple(OutputCard(name=name, size=8) for name in names)
+        embedding = EmbeddingCard(size=8, outputs=outputs)
+        return [replace(card, embedding=embedding) for card in cards("a", ready, since)]
+
+    told = [*giving(("dense", "sparse"), 2, 1), *giving(("dense",), 1, 2)]
+    for order in (told, told[::-1]):
+        router = Router(Announcing(standing(*order), told))
+        assert router.model("m").card.outputs == ("dense", "sparse")
+    assert len({PoolKey.of(card) for card in told}) == 2
+    assert sorted(shares_of(told).values()) == [0.0, 1.0]

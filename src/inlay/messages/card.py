@@ -346,8 +346,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     `/v1/models` shows it.
 
-    Workers with equal `name`, `weights_id`, `dtype` and `role` are a pool; routing and resuming
-    never leave a pool. Where the role is to encode, `media.encoder_id` is equal too.
+    Workers with equal `name`, `weights_id`, `dtype`, `role` and `outputs` are a pool; routing and
+    resuming never leave a pool. Where the role is to encode, `media.encoder_id` is equal too.
 
     Attributes:
         name: the served name.
@@ -449,6 +449,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     hidden_layers: int | None = None
     projected_size: int | None = None
     protocol: int = PROTOCOL
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs that its vectors have; workers of one pool give the same."""
+        return () if self.embedding is None else tuple(one.name for one in self.embedding.outputs)
 
     @property
     def is_inner(self) -> bool:

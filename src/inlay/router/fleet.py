@@ -343,7 +343,8 @@ class Catalog:
         self._said[name] = now
         if now != before and (before is not None or len(shares) > 1):
             told = ", ".join(
-                f"{one.weights_id} ({one.dtype}) {share:.1%}" for one, share in now.items()
+                f"{one.weights_id} ({', '.join((one.dtype, *one.outputs))}) {share:.1%}"
+                for one, share in now.items()
             )
             log.warning("requests for `%s` go to the weights %s", name, told or "of nobody")
 

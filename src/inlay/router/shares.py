@@ -16,11 +16,12 @@ class Weights(NamedTuple):
     name: str
     weights_id: str
     dtype: str
+    outputs: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, card: ModelCard) -> "Weights":
         """Of a worker."""
-        return cls(card.name, card.weights_id, card.dtype)
+        return cls(card.name, card.weights_id, card.dtype, card.outputs)
 
 
 class _Candidate:

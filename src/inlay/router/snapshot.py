@@ -37,6 +37,7 @@ class PoolKey(NamedTuple):
     dtype: str
     role: Task = Task.GENERATE
     encoder_id: str = ""
+    outputs: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, card: ModelCard) -> "PoolKey":
@@ -44,7 +45,7 @@ class PoolKey(NamedTuple):
         role, encoder_id = card.role, ""
         if role is Task.ENCODE and card.media is not None:
             encoder_id = card.media.encoder_id
-        return cls(card.name, card.weights_id, card.dtype, role, encoder_id)
+        return cls(card.name, card.weights_id, card.dtype, role, encoder_id, card.outputs)
 
 
 def content_of(card: ModelCard, adapter: str) -> str | None:

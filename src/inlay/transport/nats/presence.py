@@ -68,7 +68,7 @@ async def present_since(member: Member, card: ModelCard) -> float:
     return min(same, default=max(time.time(), latest + _STEP))
 
 
-def _version(card: ModelCard) -> tuple[str, str, bytes]:
+def _version(card: ModelCard) -> tuple[str, str, tuple[str, ...], bytes]:
     """Return what a change of a model changes."""
     graph = b"" if card.stage is None else card.stage.graph.identity
-    return card.weights_id, card.dtype, graph
+    return card.weights_id, card.dtype, card.outputs, graph
