@@ -342,10 +342,7 @@ class Catalog:
         before = self._said.get(name)
         self._said[name] = now
         if now != before and (before is not None or len(shares) > 1):
-            told = ", ".join(
-                f"{one.weights_id} ({', '.join((one.dtype, *one.outputs))}) {share:.1%}"
-                for one, share in now.items()
-            )
+            told = ", ".join(f"{one} {share:.1%}" for one, share in now.items())
             log.warning("requests for `%s` go to the weights %s", name, told or "of nobody")
 
     def _retire(self) -> None:

@@ -23,6 +23,9 @@ class Weights(NamedTuple):
         """Of a worker."""
         return cls(card.name, card.weights_id, card.dtype, card.outputs)
 
+    def __str__(self) -> str:
+        return f"{self.weights_id} ({', '.join((self.dtype, *self.outputs))})"
+
 
 class _Candidate:
     """The ready workers with the same weights, and what they ask for together.
