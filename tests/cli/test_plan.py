@@ -55,9 +55,10 @@ class SteppingEcho(EchoEngine):
         super().submit(request, emit)
 
     def _schedule(self) -> None:
-        if self._stepping is not None or not self._running:
+        if self._stepping is not None or not self._shell:
             return
-        self._ends = [id_ for id_ in self._running if id_ not in self._left]
+        running = (job.request.id for job in self._shell)
+        self._ends = [id_ for id_ in running if id_ not in self._left]
         decoded, room = len(self._ends), TIMES.max_num_batched_tokens
         while self._prompts and room:
             id_ = self._prompts[0]
@@ -74,7 +75,8 @@ class SteppingEcho(EchoEngine):
     def _step(self) -> None:
         self._stepping = None
         for id_ in self._ends:
-            self._emit_one(self._running[id_])
+            if (running := self._shell.get(id_)) is not None:
+                self._emit_one(running)
         self._schedule()
 
 

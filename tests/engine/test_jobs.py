@@ -1,6 +1,5 @@
 """Requests of engines that make payloads."""
 
-import asyncio
 from dataclasses import dataclass
 
 from inlay.base.errors import EngineError, InlayError
@@ -11,7 +10,6 @@ from inlay_stages.engines.jobs import Jobs
 @dataclass(eq=False)
 class Work:
     request: Request
-    timer: asyncio.TimerHandle | None = None
     ended: FinishReason | None = None
 
     def end(self, reason: FinishReason, *, error: InlayError | None = None) -> None:
@@ -25,12 +23,12 @@ async def test_an_attempt_that_has_ended_takes_no_further_one_with_it() -> None:
         Work(Request(id="r", attempt=attempt, task=Task.STAGE, prompts=(), params=params))
         for attempt in (0, 1)
     )
-    jobs.add(first)
-    jobs.abort("r")
-    jobs.add(second)
+    jobs.shell.add(first)
+    jobs.shell.abort("r")
+    jobs.shell.add(second)
     jobs.enqueue(second)
     # What was computed for the first one fails only now.
-    jobs.fail(first, EngineError("no"))
-    assert jobs.get("r") is second
+    jobs.shell.end(first, "error", EngineError("no"))
+    assert jobs.shell.get("r") is second
     assert second in jobs.queue
     assert (first.ended, second.ended) == ("abort", None)

@@ -98,7 +98,7 @@ async def test_images_of_a_worker_that_is_killed_are_encoded_by_the_other(
         await until(lambda: sum(engine.stats().running for engine in engines) == len(PICTURES))
         assert all(engine.stats().running for engine in engines)
         killing = asyncio.create_task(fleet.workers[0].kill())
-        await until(lambda: engines[0]._closing)
+        await until(lambda: engines[0]._started.shell.closing)
         for tower in towers:
             tower.go.set()
         await killing

@@ -186,7 +186,7 @@ async def test_an_item_of_a_killed_encode_worker_is_encoded_by_the_other(
         await until(lambda: any(engine.stats().running for engine in fleet.encoders))
         busy = [bool(engine.stats().running) for engine in fleet.encoders].index(True)
         killing = asyncio.create_task(fleet.fleet.workers[1 + busy].kill())
-        await until(lambda: fleet.encoders[busy]._closing)
+        await until(lambda: fleet.encoders[busy]._started.shell.closing)
         for tower in towers:
             tower.go.set()
         await killing

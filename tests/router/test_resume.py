@@ -219,8 +219,9 @@ class Scripted(EchoEngine):
             changed = self.fail(request, output)
             if changed is not None:
                 emit(changed)
-                if changed is not output:
-                    self._running.pop(request.id, None)
+                running = self._shell.get(request.id)
+                if changed is not output and running is not None:
+                    self._shell.leave(running)
 
         super().submit(request, told)
 

@@ -25,7 +25,7 @@ class PacedEngine(EchoEngine):
     """One token for every request under way each `STEP_SECONDS`."""
 
     def _schedule(self) -> None:
-        if self._stepping is None and self._running:
+        if self._stepping is None and self._shell:
             self._stepping = asyncio.get_running_loop().call_later(STEP_SECONDS, self._step)
 
 

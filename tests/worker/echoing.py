@@ -45,7 +45,7 @@ class AdaptingEcho(EchoEngine):
     async def unload_adapter(self, name: str) -> None:
         if name not in self.held:
             raise NotFoundError(f"no adapter {name}")
-        if any(running.request.adapter == name for running in self._running.values()):
+        if any(running.request.adapter == name for running in self._shell):
             raise AssertionError(f"{name} is in use")
         self._fail("unload_adapter")
         del self.held[name]

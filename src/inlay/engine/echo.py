@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from inlay.base.errors import DeadlineExceededError, ErrorFrame, InvalidRequestError
+from inlay.base.errors import ErrorFrame, InlayError, InvalidRequestError
 from inlay.embedding.bundles import FIRST_PORTS, payloads_of
 from inlay.engine.settings import EngineSettings
+from inlay.engine.shell import EngineShell
 from inlay.messages.card import EmbeddingCard, Exactness, Limits, ModelCard, Stats
 from inlay.messages.digest import Secret, row_digests
 from inlay.messages.fields import check_length
@@ -27,6 +28,7 @@ from inlay.messages.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Tokens
 from inlay.messages.request import (
     Emit,
     EngineUsage,
+    FinishReason,
     Output,
     PromptLogprobs,
     Request,
@@ -37,13 +39,24 @@ from inlay.messages.request import (
 from inlay.tensors.checkpoint import config_of
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Running:
     request: Request
     emit: Emit
     ids: "cycle[int]"
     emitted: int
-    ends_at: float | None
+
+    def end(self, reason: FinishReason, *, error: InlayError | None = None) -> None:
+        self.emit(
+            Output(
+                self.request.id,
+                self.request.attempt,
+                self.emitted,
+                finish_reason=reason,
+                usage=EngineUsage(len(self.request.prompt), self.emitted),
+                error=None if error is None else ErrorFrame.of(error),
+            )
+        )
 
 
 class EchoEngine:
@@ -56,7 +69,7 @@ class EchoEngine:
         self._settings = settings
         self._secret = secret
         self._card: ModelCard | None = None
-        self._running: dict[str, _Running] = {}
+        self._shell: EngineShell[_Running] = EngineShell()
         self._stepping: asyncio.Handle | None = None
         self._generated = 0
         self._prompted = 0
@@ -109,13 +122,13 @@ class EchoEngine:
 
     async def close(self) -> None:
         """Abort all requests."""
-        for request_id in list(self._running):
-            self.abort(request_id)
+        await self._shell.close()
         if self._stepping is not None:
             self._stepping.cancel()
 
     def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`. Raises `InvalidRequestError` if a prompt is empty or too long."""
+        self._shell.check(request)
         if request.task is not Task.GENERATE:
             emit(self._pool(request))
             return
@@ -139,8 +152,7 @@ class EchoEngine:
         ids = cycle(_answer(request.prompt, self._secret, self.card.vocab_size))
         skipped = len(request.prior_output)
         next(islice(ids, skipped, skipped), None)  # skip what an earlier attempt has sent
-        deadline = None if request.deadline is None else time.monotonic() + request.deadline
-        self._running[request.id] = _Running(request, emit, ids, skipped, deadline)
+        self._shell.add(_Running(request, emit, ids, skipped))
         self._prompted += length
         self._schedule()
 
@@ -162,18 +174,14 @@ class EchoEngine:
         return pooled(request, payloads_of([{"dense": row} for row in rows], FIRST_PORTS))
 
     def _schedule(self) -> None:
-        if self._stepping is None and self._running:
+        if self._stepping is None and self._shell:
             self._stepping = asyncio.get_running_loop().call_soon(self._step)
 
     def _step(self) -> None:
         self._stepping = None
         self._steps += 1
-        now = time.monotonic()
-        for running in list(self._running.values()):
-            if running.ends_at is not None and now > running.ends_at:
-                self._end(running, DeadlineExceededError("the request's deadline passed"))
-            else:
-                self._emit_one(running)
+        for running in self._shell:
+            self._emit_one(running)
         self._schedule()
 
     def _emit_one(self, running: _Running) -> None:
@@ -188,7 +196,7 @@ class EchoEngine:
         )
         ended = stops or running.emitted >= sampling.max_tokens
         if ended:
-            del self._running[request.id]
+            self._shell.leave(running)
         running.emit(
             Output(
                 request.id,
@@ -207,25 +215,9 @@ class EchoEngine:
             )
         )
 
-    def _end(self, running: _Running, error: DeadlineExceededError | None = None) -> None:
-        request = running.request
-        self._running.pop(request.id, None)
-        running.emit(
-            Output(
-                request.id,
-                request.attempt,
-                running.emitted,
-                finish_reason="error" if error is not None else "abort",
-                usage=EngineUsage(len(request.prompt), running.emitted),
-                error=None if error is None else ErrorFrame.of(error),
-            )
-        )
-
     def abort(self, request_id: str) -> None:
         """Stop a request; its last output has the finish reason "abort"."""
-        running = self._running.get(request_id)
-        if running is not None:
-            self._end(running)
+        self._shell.abort(request_id)
 
     async def reset_prefix_cache(self) -> int:
         """Do nothing: there is no cache."""
@@ -240,7 +232,7 @@ class EchoEngine:
     def stats(self) -> Stats:
         """Return the current counters."""
         return Stats(
-            running=len(self._running),
+            running=len(self._shell),
             prompt_tokens=self._prompted,
             generated_tokens=self._generated,
             steps=self._steps,

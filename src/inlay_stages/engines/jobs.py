@@ -1,38 +1,16 @@
-"""The requests of an engine that makes payloads: each ends once, in time, and gives its turn up."""
+"""The requests of an engine that makes payloads, and the turns of those that can go on."""
 
 import asyncio
 from collections.abc import Container
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from inlay.base.errors import (
-    DeadlineExceededError,
-    InlayError,
-    InvalidRequestError,
-    OverloadedError,
-)
+from inlay.base.errors import InvalidRequestError, OverloadedError
 from inlay.base.fair_queue import FairQueue
-from inlay.messages.request import FinishReason, Request
+from inlay.engine.shell import EngineShell, Job
+from inlay.messages.request import Request
 
 _BACKLOG = 8
 """Requests in the engine at most, as a multiple of `max_num_seqs`: the router keeps fewer there."""
-
-
-class Job(Protocol):
-    """One request in the engine.
-
-    Attributes:
-        timer: of its deadline.
-    """
-
-    timer: asyncio.TimerHandle | None
-
-    @property
-    def request(self) -> Request:
-        """The request, as it was sent."""
-
-    def end(self, reason: FinishReason, *, error: InlayError | None = None) -> None:
-        """Emit the last output, unless it was emitted."""
-
 
 J = TypeVar("J", bound=Job)
 
@@ -48,6 +26,8 @@ class Jobs(Generic[J]):
         adapters: keys of those that requests may name.
 
     Attributes:
+        max_num_seqs: as above.
+        shell: all of them.
         queue: those that wait for a turn, client by client.
         work: set when one begins to wait for a turn.
     """
@@ -55,40 +35,28 @@ class Jobs(Generic[J]):
     def __init__(
         self, max_num_seqs: int, made: str, adapters: Container[str] = frozenset()
     ) -> None:
+        self.shell: EngineShell[J] = EngineShell(
+            self.dequeue, lambda _: f"the deadline passed before {made}"
+        )
         self.queue: FairQueue[J] = FairQueue()
         self.work = asyncio.Event()
-        self._most = _BACKLOG * max_num_seqs
-        self._made = made
+        self.max_num_seqs = max_num_seqs
         self._adapters = adapters
-        self._by_id: dict[str, J] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def get(self, request_id: str) -> J | None:
-        """Return a request, if it has not ended."""
-        return self._by_id.get(request_id)
 
     def check(self, request: Request) -> None:
         """Refuse a request that there is no place for.
 
         Raises:
             InvalidRequestError: one with its id is under way, or it names an adapter.
-            OverloadedError: too many wait already.
+            EngineError: the engine has failed.
+            OverloadedError: too many wait already, or the engine is closing.
         """
-        if request.id in self._by_id:
-            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
+        self.shell.check(request)
         if request.adapter is not None and request.adapter not in self._adapters:
             raise InvalidRequestError(f"adapter {request.adapter!r} does not exist", param="model")
-        if len(self._by_id) >= self._most:
-            raise OverloadedError(f"{self._most} requests are queued already", retry_after=1.0)
-
-    def add(self, job: J) -> None:
-        """Add a request, without a turn."""
-        self._by_id[job.request.id] = job
-        if job.request.deadline is not None:
-            loop = asyncio.get_running_loop()
-            job.timer = loop.call_later(job.request.deadline, self._expire, job)
+        most = _BACKLOG * self.max_num_seqs
+        if len(self.shell) >= most:
+            raise OverloadedError(f"{most} requests are queued already", retry_after=1.0)
 
     def enqueue(self, job: J) -> None:
         """Give a request a turn, unless it waits for one."""
@@ -102,35 +70,6 @@ class Jobs(Generic[J]):
             self.queue.remove(job, job.request.client, job.request.priority)
 
     def leave(self, job: J) -> None:
-        """Take a request out; what is computed for it now is dropped when done."""
-        # A further attempt at it has the same id.
-        if self._by_id.get(job.request.id) is job:
-            del self._by_id[job.request.id]
+        """Take a request out that has made all."""
+        if self.shell.leave(job):
             self.dequeue(job)
-
-    def abort(self, request_id: str) -> None:
-        """End a request. Unknown ids are ignored."""
-        job = self._by_id.get(request_id)
-        if job is not None:
-            self.leave(job)
-            job.end("abort")
-
-    def abort_all(self) -> None:
-        """End every request, and wake who waits for work."""
-        for request_id in tuple(self._by_id):
-            self.abort(request_id)
-        self.work.set()
-
-    def fail(self, job: J, error: InlayError) -> None:
-        """End a request with `error`."""
-        self.leave(job)
-        job.end("error", error=error)
-
-    def fail_all(self, error: InlayError) -> None:
-        """End every request with `error`."""
-        for job in tuple(self._by_id.values()):
-            self.fail(job, error)
-
-    def _expire(self, job: J) -> None:
-        late = f"the deadline passed before {self._made}"
-        self.fail(job, DeadlineExceededError(late))

@@ -151,7 +151,7 @@ async def test_a_damaged_file_ends_its_own_request_alone() -> None:
             assert output.finish_reason == "error"
             assert output.error is not None
             assert "an image cannot be decoded" in output.error.message
-        assert len(engine._started) == 0
+        assert engine.stats().running == 0
 
 
 async def test_the_deadline_and_abort_end_a_request() -> None:

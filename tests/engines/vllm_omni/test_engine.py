@@ -244,7 +244,7 @@ async def test_an_engine_of_which_a_part_sleeps_has_failed(said: list[str], fail
     """Sleep runs on GPUs alone: vLLM-Omni is stood in for."""
     engine = VllmOmniEngine(settings("qwen"), SECRET)
     engine._loaded = SimpleNamespace(omni=Sleeper(*said), sleeps=True)  # type: ignore[assignment]
-    engine._failure = asyncio.get_running_loop().create_future()
+    engine._jobs.shell.begin()
     for number, status in enumerate(said):
         step = engine.wake_up(()) if number else engine.sleep(1)
         if status == "SUCCESS":
@@ -252,7 +252,6 @@ async def test_an_engine_of_which_a_part_sleeps_has_failed(said: list[str], fail
         else:
             with pytest.raises((EngineError, RuntimeError)):
                 await step
-    assert engine._failure.done() == fails
     with pytest.raises(EngineError) if fails else nullcontext():
         engine._alive()
 
@@ -263,7 +262,7 @@ async def test_a_look_at_it_that_fails_is_a_failure_of_the_engine() -> None:
 
     engine = VllmOmniEngine(settings("qwen"), SECRET)
     engine._loaded = SimpleNamespace(omni=SimpleNamespace(check_health=check_health))  # type: ignore[assignment]
-    engine._failure = asyncio.get_running_loop().create_future()
+    engine._jobs.shell.begin()
     await engine._watch()
     assert "the orchestrator's thread is gone" in (await engine.failed()).message
 

@@ -11,7 +11,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from inlay.base.errors import (
-    DeadlineExceededError,
     EngineError,
     InlayError,
     InvalidRequestError,
@@ -29,12 +28,13 @@ from inlay.engine.embed.vector_model import (
 )
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
+from inlay.engine.shell import EngineShell, send
 from inlay.media.positions import placed
 from inlay.messages.card import ModelCard, Stats
 from inlay.messages.fields import check_length
 from inlay.messages.outputs import pooled
 from inlay.messages.prompt import Media, Prompt, Rows, Segment
-from inlay.messages.request import Emit, Output, Pooling, Request, Task
+from inlay.messages.request import Emit, FinishReason, Pooling, Request, Task
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +54,23 @@ class _Receiver:
 
     request: Request
     emit: Emit
-    expires: float | None
     left: int
     bundles: dict[int, Bundle] = field(default_factory=dict)
     encoding: asyncio.Task[None] | None = None
 
-    def answer(self) -> Output:
+    def answer(self) -> None:
         in_order = [self.bundles[index] for index in range(len(self.bundles))]
         ports = {} if self.request.pooling.outputs else FIRST_PORTS
-        return pooled(self.request, payloads_of(in_order, ports))
+        send(self.request, self.emit, pooled(self.request, payloads_of(in_order, ports)))
 
-    def lost(self, error: InlayError) -> Output:
-        return self.request.end("error", error)
+    def end(self, reason: FinishReason, *, error: InlayError | None = None) -> None:
+        send(self.request, self.emit, self.request.end(reason, error))
+
+    def late(self) -> str:
+        awaited = (
+            "the embedding was computed" if self.encoding is None else "the media were encoded"
+        )
+        return f"the deadline passed before {awaited}"
 
 
 class EmbedEngine:
@@ -80,7 +85,7 @@ class EmbedEngine:
         self._settings = settings
         self._model = model
         self._queue = BatchQueue(settings.max_num_batched_tokens)
-        self._receivers: dict[str, _Receiver] = {}
+        self._shell: EngineShell[_Receiver] = EngineShell(self._stop, _Receiver.late)
         self._loaded: LoadedEmbeddingModel | None = None
         self._admission: PromptAdmission | None = None
         self._batches: set[asyncio.Task[None]] = set()
@@ -90,7 +95,6 @@ class EmbedEngine:
         self._stats = Stats()
         self._computing = 0
         self._busy_since = self._busy = 0.0
-        self._closing = False
 
     @property
     def card(self) -> ModelCard:
@@ -110,17 +114,14 @@ class EmbedEngine:
             InvalidRequestError: an unsupported model or setting.
             EngineError: it was started before, or the model did not start.
         """
-        if self._loaded is not None:
-            raise EngineError("the engine was started before")
+        self._shell.begin()
         loaded = self._loaded = await self._model.start()
         self._queue = BatchQueue(loaded.budget)
         self._admission = PromptAdmission.of_prompts(loaded.card)
 
     async def close(self) -> None:
         """End every request with an error and release the model."""
-        self._closing = True
-        for request_id in tuple(self._receivers):
-            self.abort(request_id)
+        await self._shell.close()
         await asyncio.gather(*self._batches)
         await self._model.close()
 
@@ -130,8 +131,7 @@ class EmbedEngine:
         All requests end with an error first.
         """
         error = await self._model.failed()
-        for receiver in tuple(self._receivers.values()):
-            self._end(receiver, receiver.lost(error))
+        self._shell.fail(error)
         return error
 
     def submit(self, request: Request, emit: Emit) -> None:
@@ -142,10 +142,7 @@ class EmbedEngine:
             EngineError: the engine is not started.
             OverloadedError: the queue is full, or the engine is closing.
         """
-        if self._closing:
-            raise OverloadedError("the engine is closing")
-        if request.id in self._receivers:
-            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
+        self._shell.check(request)
         self._check(request)
         most = self._settings.max_num_queued_tokens
         waiting = self._queue.positions + self._encoding
@@ -155,9 +152,8 @@ class EmbedEngine:
                 f"the limit of {most} (--max-num-queued-tokens)",
                 retry_after=RETRY_AFTER,
             )
-        expires = None if request.deadline is None else time.monotonic() + request.deadline
-        receiver = _Receiver(request, emit, expires, len(request.prompts))
-        self._receivers[request.id] = receiver
+        receiver = _Receiver(request, emit, len(request.prompts))
+        self._shell.add(receiver)
         if has_media(request):
             positions = request.num_positions
             self._encoding += positions
@@ -173,20 +169,17 @@ class EmbedEngine:
         assert media is not None, "media are admitted only where something encodes them"
         error: InlayError
         try:
-            async with asyncio.timeout(request.deadline):
-                receiver.request = await with_rows(request, media)
+            receiver.request = await with_rows(request, media)
             receiver.encoding = None
             self._enqueue(receiver.request)
             return
-        except TimeoutError:
-            error = DeadlineExceededError("the deadline passed before the media were encoded")
         except InlayError as failed:
             error = failed
         except Exception as failed:
             log.exception("media of request %s were not encoded", request.id)
             error = EngineError(f"media were not encoded: {type(failed).__name__}")
         receiver.encoding = None
-        self._end(receiver, receiver.lost(error))
+        self._shell.end(receiver, "error", error)
 
     def _encoded(self, positions: int) -> None:
         self._encoding -= positions
@@ -227,9 +220,7 @@ class EmbedEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request; results of batches that are being computed are dropped."""
-        receiver = self._receivers.get(request_id)
-        if receiver is not None:
-            self._end(receiver, receiver.request.end("abort"))
+        self._shell.abort(request_id)
 
     async def probe(self) -> float:
         """Run one token through the model before all queued prompts; return the seconds it took.
@@ -255,25 +246,18 @@ class EmbedEngine:
         )
         return found if media is None else media.counted(found)
 
-    def _end(self, receiver: _Receiver, answer: Output) -> None:
+    def _stop(self, receiver: _Receiver) -> None:
         if receiver.encoding is not None:
             receiver.encoding.cancel()
         self._queue.remove(receiver.request.id)
-        del self._receivers[receiver.request.id]
-        try:
-            receiver.emit(answer)
-        except Exception as error:
-            # The others of its batch are still to be answered.
-            log.exception("the receiver of request %s failed", receiver.request.id)
-            failed = EngineError(f"the answer could not be sent: {type(error).__name__}: {error}")
-            receiver.emit(receiver.lost(failed))
 
     def _start_batches(self) -> None:
         """Give the model as many queued batches as it takes."""
         self._next = None
-        self._expire()
         while len(self._batches) < self._ready.batches and (batch := self._queue.next_batch()):
-            task = asyncio.create_task(self._compute(batch, self._requests_of(batch)))
+            asked = {item.request_id: self._shell.get(item.request_id) for item in batch}
+            receivers = [receiver for receiver in asked.values() if receiver is not None]
+            task = asyncio.create_task(self._compute(batch, receivers))
             self._batches.add(task)
             task.add_done_callback(self._end_batch)
 
@@ -281,20 +265,9 @@ class EmbedEngine:
         self._batches.discard(task)
         self._start_batches()
 
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for receiver in tuple(self._receivers.values()):
-            if receiver.expires is not None and now > receiver.expires:
-                late = DeadlineExceededError(
-                    "the deadline passed before the embedding was computed"
-                )
-                self._end(receiver, receiver.lost(late))
-
-    def _requests_of(self, batch: Sequence[EmbedItem]) -> dict[str, _Receiver]:
-        return {item.request_id: self._receivers[item.request_id] for item in batch}
-
-    async def _compute(self, batch: Sequence[EmbedItem], requests: dict[str, _Receiver]) -> None:
-        asked = [_asked(requests[item.request_id].request, item.index) for item in batch]
+    async def _compute(self, batch: Sequence[EmbedItem], receivers: Sequence[_Receiver]) -> None:
+        requests = {receiver.request.id: receiver.request for receiver in receivers}
+        asked = [_asked(requests[item.request_id], item.index) for item in batch]
         self._running += len(batch)
         try:
             with self._at_work():
@@ -306,19 +279,18 @@ class EmbedEngine:
                 if isinstance(error, InlayError)
                 else EngineError(f"the model failed: {type(error).__name__}: {error}")
             )
-            for request_id, receiver in requests.items():
-                if self._receivers.get(request_id) is receiver:
-                    self._end(receiver, receiver.lost(failed))
+            for receiver in receivers:
+                self._shell.end(receiver, "error", failed)
             return
         finally:
             self._running -= len(batch)
         self._count(asked)
-        for request_id, receiver in requests.items():
-            if self._receivers.get(request_id) is receiver:
+        for receiver in receivers:
+            name = receiver.request.id
+            if self._shell.get(name) is receiver:
                 own = zip(batch, found, strict=True)
                 self._take(
-                    receiver,
-                    {item.index: made for item, made in own if item.request_id == request_id},
+                    receiver, {item.index: made for item, made in own if item.request_id == name}
                 )
 
     @contextmanager
@@ -356,12 +328,13 @@ class EmbedEngine:
                 wrong = EngineError(
                     f"the model's output for input {index} of the request is not finite"
                 )
-                self._end(receiver, receiver.lost(wrong))
+                self._shell.end(receiver, "error", wrong)
                 return
         receiver.bundles.update(bundles)
         receiver.left -= len(bundles)
         if not receiver.left:
-            self._end(receiver, receiver.answer())
+            self._shell.leave(receiver)
+            receiver.answer()
 
 
 def _asked(request: Request, index: int) -> EmbedInput:

@@ -135,7 +135,7 @@ class TorchEngine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
         if self._encodes is not None:
-            self._encodes.abort_all()
+            self._encodes.shell.abort_all()
         if self._media is not None:
             self._stats = self._now()
             self._needs.stop_all()
@@ -154,7 +154,7 @@ class TorchEngine:
             EngineError: the engine is not running, or it has requests.
         """
         if self._sleep_state is None:
-            if running := len(self._receivers) + len(self._encodes or ()):
+            if running := len(self._receivers) + (len(self._encodes.shell) if self._encodes else 0):
                 raise EngineError(f"{running} requests are under way")
             for name in self._held:
                 await self._ask(partial(Core.remove_adapter, name=name))
@@ -274,7 +274,7 @@ class TorchEngine:
             if self._exchange is not None:
                 self._exchange.stop_giving(request_id)
             if self._encodes is not None:
-                self._encodes.abort(request_id)
+                self._encodes.shell.abort(request_id)
 
     def pause(self, request_id: str, paused: bool) -> None:
         self._send(lambda core: core.pause(request_id, paused))

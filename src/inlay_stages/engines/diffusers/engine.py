@@ -129,8 +129,8 @@ class DiffusersEngine:
     async def _rest(self) -> LoadedPipeline:
         if self._driver is None or self._closing:
             raise EngineError("the engine is not running")
-        if self._jobs:
-            raise EngineError(f"{len(self._jobs)} requests are under way")
+        if self._jobs.shell:
+            raise EngineError(f"{len(self._jobs.shell)} requests are under way")
         # What is still computed for a request that has left ends before its models go.
         self._closing = True
         self._jobs.work.set()
@@ -143,7 +143,8 @@ class DiffusersEngine:
     async def close(self) -> None:
         """Abort all requests, stop the threads and release the models."""
         self._closing = True
-        self._jobs.abort_all()
+        self._jobs.shell.abort_all()
+        self._jobs.work.set()
         if self._driver is not None:
             await self._driver
         await asyncio.to_thread(self._thread.close)
@@ -178,7 +179,7 @@ class DiffusersEngine:
         self, request: Request, params: Diffusion, inputs: dict[str, Payload], emit: Emit
     ) -> None:
         job = ImageJob(request, params, inputs, emit)
-        self._jobs.add(job)
+        self._jobs.shell.add(job)
         self._jobs.enqueue(job)
 
     def submit_fed(self, request: Request, emit: Emit, inflow: InputStream) -> None:
@@ -192,7 +193,7 @@ class DiffusersEngine:
             raise InvalidRequestError(f"the inputs of a {self._loaded.part} are whole")
         job = ImageJob(request, params, {}, emit)
         job.makes = PREVIEW
-        self._jobs.add(job)
+        self._jobs.shell.add(job)
         inflow.watch(partial(self._fed, job, inflow))
         self._fed(job, inflow)
 
@@ -207,13 +208,13 @@ class DiffusersEngine:
             if inflow.has_news and job.makes != IMAGE:
                 raise inflow.error or EngineError("the denoiser has ended without latents")
         except InlayError as error:
-            self._jobs.fail(job, error)
+            self._jobs.shell.end(job, "error", error)
         if job.inputs and not (job.ended or job in self._turn):
             self._jobs.enqueue(job)
 
     def abort(self, request_id: str) -> None:
         """End a request; what is being computed for it is dropped. Unknown ids are ignored."""
-        self._jobs.abort(request_id)
+        self._jobs.shell.abort(request_id)
 
     async def probe(self) -> float:
         """Make the smallest image, or its part, before all that wait; return the seconds it took.
@@ -239,7 +240,7 @@ class DiffusersEngine:
         """Return the current counters; progress is positions computed."""
         return Stats(
             running=len(self._turn),
-            waiting=len(self._jobs) - len(self._turn),
+            waiting=len(self._jobs.shell) - len(self._turn),
             prompt_tokens=self._tokens,
             steps=self._steps,
             progress=self._positions + self._tokens,
@@ -281,7 +282,7 @@ class DiffusersEngine:
 
     def _fail_all(self, jobs: Sequence[ImageJob], error: InlayError) -> None:
         for job in jobs:
-            self._jobs.fail(job, error)
+            self._jobs.shell.end(job, "error", error)
 
     async def _do(self, jobs: Sequence[ImageJob]) -> None:
         job = jobs[0]
@@ -333,7 +334,7 @@ class DiffusersEngine:
             if job.ended:
                 continue
             if error is not None:
-                self._jobs.fail(job, error)
+                self._jobs.shell.end(job, "error", error)
             elif painting.shows:
                 await self._show(job, painting)
 
@@ -374,7 +375,7 @@ class DiffusersEngine:
         error = file.exception()
         if error is not None:
             log.error("an image was not written", exc_info=error)
-            self._jobs.fail(job, EngineError(f"the image was not written: {error}"))
+            self._jobs.shell.end(job, "error", EngineError(f"the image was not written: {error}"))
             return
         data = file.result()
         found = Payload(sketch.port, "uint8", (len(data),), Buffer(data), sketch.last)

@@ -1,13 +1,13 @@
 """One request in the engine: what is done next, and what it has made."""
 
 import asyncio
-import logging
 from collections import deque
 from typing import NamedTuple
 
 import torch
 
-from inlay.base.errors import EngineError, ErrorFrame, InlayError
+from inlay.base.errors import ErrorFrame, InlayError
+from inlay.engine.shell import send
 from inlay.messages.request import (
     Diffusion,
     Emit,
@@ -18,8 +18,6 @@ from inlay.messages.request import (
     Request,
 )
 from inlay_stages.engines.diffusers.families.base import DenoiseState
-
-log = logging.getLogger(__name__)
 
 IMAGE, PREVIEW, LATENTS = "image", "preview", "latents"
 """Ports of what is made: files of images, and latents [images, ...].
@@ -57,7 +55,6 @@ class ImageJob:
         sketches: what is to be decoded before anything else.
         makes: port of what is made of the inputs.
         ended: its last output was emitted.
-        timer: of its deadline.
         prompt_tokens: positions of the prompt.
     """
 
@@ -73,7 +70,6 @@ class ImageJob:
         self.sketches: deque[PreviewLatents] = deque()
         self.makes = IMAGE
         self.ended = False
-        self.timer: asyncio.TimerHandle | None = None
         self.prompt_tokens = 0
         self._emit = emit
         self._entered = asyncio.get_running_loop().time()
@@ -109,8 +105,6 @@ class ImageJob:
         if self.ended:
             return
         self.ended = True
-        if self.timer is not None:
-            self.timer.cancel()
         if self.painting is not None:
             self.painting.left = True
         self.painting = None
@@ -128,11 +122,5 @@ class ImageJob:
         )
 
     def _say(self, output: Output) -> None:
-        try:
-            self._emit(output)
-        except Exception as error:
-            # The others of its step go on.
-            log.exception("the receiver of request %s failed", self.request.id)
+        if not send(self.request, self._emit, output):
             self.ended = True
-            failed = EngineError(f"the answer could not be sent: {type(error).__name__}: {error}")
-            self._emit(self.request.end("error", failed))

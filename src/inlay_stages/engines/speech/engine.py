@@ -89,8 +89,8 @@ class SpeechEngine:
     async def _rest(self) -> LoadedSpeech:
         if self._driver is None or self._closing:
             raise EngineError("the engine is not running")
-        if self._jobs:
-            raise EngineError(f"{len(self._jobs)} requests are under way")
+        if self._jobs.shell:
+            raise EngineError(f"{len(self._jobs.shell)} requests are under way")
         # What is still computed for a request that has left ends before the model goes.
         self._closing = True
         self._jobs.work.set()
@@ -102,7 +102,8 @@ class SpeechEngine:
     async def close(self) -> None:
         """Abort all requests, stop the thread and release the model."""
         self._closing = True
-        self._jobs.abort_all()
+        self._jobs.shell.abort_all()
+        self._jobs.work.set()
         if self._driver is not None:
             await self._driver
         await asyncio.to_thread(self._thread.close)
@@ -142,12 +143,12 @@ class SpeechEngine:
             log.exception("request %s did not begin", request.id)
             raise model_failed(error) from error
         job = SpeechJob(request, progress, inflow, emit)
-        self._jobs.add(job)
+        self._jobs.shell.add(job)
         inflow.watch(partial(self._enqueue, job))
         self._enqueue(job)
 
     def pause(self, request_id: str, paused: bool) -> None:
-        job = self._jobs.get(request_id)
+        job = self._jobs.shell.get(request_id)
         if job is not None:
             job.paused = paused
             if paused:
@@ -156,7 +157,7 @@ class SpeechEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request; what is being computed for it is dropped. Unknown ids are ignored."""
-        self._jobs.abort(request_id)
+        self._jobs.shell.abort(request_id)
 
     def _enqueue(self, job: SpeechJob) -> None:
         """Give a request a turn, if there is something to do for it."""
@@ -183,7 +184,7 @@ class SpeechEngine:
         running = int(self._turn is not None)
         return Stats(
             running=running,
-            waiting=len(self._jobs) - running,
+            waiting=len(self._jobs.shell) - running,
             generated_tokens=self._made,
             steps=self._steps,
             progress=self._steps,
@@ -209,10 +210,10 @@ class SpeechEngine:
                         self._jobs.leave(job)
                     job.put(piece)
             except InlayError as error:
-                self._jobs.fail(job, error)
+                self._jobs.shell.end(job, "error", error)
             except Exception as error:
                 log.exception("request %s failed", job.request.id)
-                self._jobs.fail(job, model_failed(error))
+                self._jobs.shell.end(job, "error", model_failed(error))
             self._busy += time.monotonic() - began
             self._turn = None
             self._enqueue(job)

@@ -1,6 +1,5 @@
 """One request of a talker or a vocoder."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -67,7 +66,6 @@ class SpeechJob:
         inflow: brings its inputs.
         paused: it waits until what it has made is used.
         ended: its last output was emitted.
-        timer: of its deadline.
         made: codes, or samples of sound.
     """
 
@@ -78,7 +76,6 @@ class SpeechJob:
         self.progress = progress
         self.inflow = inflow
         self.paused = self.ended = False
-        self.timer: asyncio.TimerHandle | None = None
         self.made = self.taken = 0
         self._emit = emit
 
@@ -117,8 +114,6 @@ class SpeechJob:
         if self.ended:
             return
         self.ended = True
-        if self.timer is not None:
-            self.timer.cancel()
         self._emit(
             Output(
                 self.request.id,

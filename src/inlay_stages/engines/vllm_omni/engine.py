@@ -47,9 +47,7 @@ class VllmOmniEngine:
         self._jobs: Jobs[ImageJob] = Jobs(settings.max_num_seqs, "the images were done")
         self._files = ThreadPoolExecutor(1, "inlay-image-files")
         self._tasks: dict[ImageJob, asyncio.Task[None]] = {}
-        self._helpers: list[asyncio.Task[None]] = []
-        self._failure: asyncio.Future[EngineError] | None = None
-        self._closing = self._asleep = False
+        self._asleep = False
         self._numbers = count()
         self._made = self._images = 0
         self._busy = 0.0
@@ -72,13 +70,12 @@ class VllmOmniEngine:
             InvalidRequestError: a model, a setting or a word after -- that is refused.
             EngineError: vLLM-Omni did not start, or makes no image.
         """
-        if self._failure is not None:
-            raise EngineError("the engine was started before")
-        self._failure = asyncio.get_running_loop().create_future()
+        self._jobs.shell.begin()
         # It blocks for as long as the models take to load.
         self._loaded = loaded = await asyncio.to_thread(load, self._settings, self._secret)
-        self._jobs = Jobs(loaded.places, "the images were done")
-        self._helpers = [asyncio.create_task(each) for each in (self._drive(), self._watch())]
+        self._jobs.max_num_seqs = loaded.places
+        for helper in (self._drive(), self._watch()):
+            self._jobs.shell.spawn(helper)
         try:
             await self.probe()
         except InlayError as error:
@@ -90,14 +87,8 @@ class VllmOmniEngine:
 
     async def close(self) -> None:
         """Abort all requests, and end vLLM-Omni."""
-        if self._closing:
+        if not await self._jobs.shell.close():
             return
-        self._closing = True
-        self._jobs.abort_all()
-        tasks = [*self._tasks.values(), *self._helpers]
-        for task in self._helpers:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         if self._loaded is not None:
             omni = self._loaded.omni
             if omni.final_output_task is not None:
@@ -109,9 +100,7 @@ class VllmOmniEngine:
 
     async def failed(self) -> EngineError:
         """Return why, once vLLM-Omni has died, or has failed to sleep or to wake."""
-        if self._failure is None:
-            raise EngineError("the engine is not started")
-        return await asyncio.shield(self._failure)
+        return await self._jobs.shell.failed()
 
     def submit(self, request: Request, emit: Emit) -> None:
         """Admit a request of `Task.STAGE`.
@@ -140,7 +129,7 @@ class VllmOmniEngine:
         self, request: Request, params: Diffusion, inputs: dict[str, Payload], emit: Emit
     ) -> None:
         job = ImageJob(request, params, inputs, lambda output: self._emit(emit, job, output))
-        self._jobs.add(job)
+        self._jobs.shell.add(job)
         self._jobs.enqueue(job)
 
     def _emit(self, emit: Emit, job: ImageJob, output: Output) -> None:
@@ -152,7 +141,7 @@ class VllmOmniEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request, and abort it in vLLM-Omni. Unknown ids are ignored."""
-        self._jobs.abort(request_id)
+        self._jobs.shell.abort(request_id)
 
     async def probe(self) -> float:
         """Make the smallest image, before all that wait; return the seconds it took.
@@ -210,7 +199,7 @@ class VllmOmniEngine:
         try:
             _check_done(await self._running.omni.sleep(level=level))
         except BaseException:
-            self._fail(EngineError("vLLM-Omni did not fall asleep"))
+            self._jobs.shell.fail(EngineError("vLLM-Omni did not fall asleep"))
             raise
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
@@ -225,16 +214,13 @@ class VllmOmniEngine:
         try:
             _check_done(acks)
         except EngineError as error:
-            self._fail(error)
+            self._jobs.shell.fail(error)
             raise
         self._asleep = bool(await omni.is_sleeping())
         return not self._asleep
 
     def _alive(self) -> LoadedOmni:
-        if self._failure is not None and self._failure.done():
-            raise self._failure.result()
-        if self._closing:
-            raise OverloadedError("the engine is closing")
+        self._jobs.shell.check_running()
         if self._asleep:
             raise OverloadedError("the engine is asleep", retry_after=1)
         return self._running
@@ -246,7 +232,7 @@ class VllmOmniEngine:
             while jobs.queue and len(self._tasks) < loaded.places:
                 job = jobs.queue.take()
                 job.begins()
-                self._tasks[job] = task = asyncio.create_task(self._run(loaded, job))
+                self._tasks[job] = task = jobs.shell.spawn(self._run(loaded, job))
                 # One that is cancelled before it begins runs nothing, not even its end.
                 task.add_done_callback(partial(self._leave, job))
             jobs.work.clear()
@@ -336,12 +322,7 @@ class VllmOmniEngine:
                 failure = EngineError(f"vLLM-Omni failed: {type(error).__name__}: {error}")
                 break
             await asyncio.sleep(_LOOK)
-        self._fail(failure)
-
-    def _fail(self, failure: EngineError) -> None:
-        if self._failure is not None and not self._failure.done():
-            self._failure.set_result(failure)
-            self._jobs.fail_all(failure)
+        self._jobs.shell.fail(failure)
 
 
 def _check_done(acks: Sequence[Any]) -> None:

@@ -2,25 +2,44 @@
 
 import asyncio
 import logging
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from inlay.base.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.admission import PromptAdmission
+from inlay.engine.shell import EngineShell, send
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.prompt_media import PromptMedia
 from inlay.media.positions import grid_field, merged
 from inlay.messages.prompt import Media, Prompt, Rows
-from inlay.messages.request import PORTS, Emit, EngineUsage, Output, Payload, Request, Task
+from inlay.messages.request import (
+    PORTS,
+    Emit,
+    EngineUsage,
+    FinishReason,
+    Output,
+    Payload,
+    Request,
+    Task,
+)
 
 log = logging.getLogger(__name__)
 
 
-class _Running(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Running:
     """A running request."""
 
     request: Request
     emit: Emit
-    task: "asyncio.Task[None]"
+    task: "asyncio.Task[None] | None" = None
+
+    def end(self, reason: FinishReason, *, error: InlayError | None = None) -> None:
+        send(self.request, self.emit, self.request.end(reason, error))
+
+    def stop(self) -> None:
+        # A file that others wait for is encoded all the same.
+        if self.task is not None and self.task is not asyncio.current_task():
+            self.task.cancel()
 
 
 class EncodeRequests:
@@ -28,6 +47,7 @@ class EncodeRequests:
 
     Attributes:
         encoder: as above.
+        shell: the requests.
         num_rows: rows given so far.
     """
 
@@ -35,39 +55,25 @@ class EncodeRequests:
         self.encoder = encoder
         self.num_rows = 0
         self._admission = admission
-        self._running: dict[str, _Running] = {}
-
-    def __len__(self) -> int:
-        """Number of running requests."""
-        return len(self._running)
+        self.shell: EngineShell[_Running] = EngineShell(
+            _Running.stop, lambda _: "the deadline passed before the file was encoded"
+        )
 
     def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`.
 
         Raises `InvalidRequestError` unless each of its prompts is one item that the model takes.
         """
-        if request.id in self._running:
-            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
+        self.shell.check(request)
         if request.adapter is not None:
             raise InvalidRequestError(
                 f"adapter {request.adapter!r} does not encode media: name its model",
                 param="model",
             )
         runs = [self._item_of(prompt) for prompt in request.prompts]
-        task = asyncio.create_task(self._answer(request, runs))
-        self._running[request.id] = _Running(request, emit, task)
-
-    def abort(self, request_id: str) -> None:
-        """End a request; a file that others wait for is encoded all the same."""
-        running = self._running.get(request_id)
-        if running is not None:
-            running.task.cancel()
-            self._end(request_id, running.request.end("abort"))
-
-    def abort_all(self) -> None:
-        """End every request."""
-        for request_id in tuple(self._running):
-            self.abort(request_id)
+        running = _Running(request, emit)
+        running.task = self.shell.spawn(self._answer(running, runs))
+        self.shell.add(running)
 
     def _item_of(self, prompt: Prompt) -> Media:
         self._admission.check_prompt(prompt, "input")
@@ -81,20 +87,19 @@ class EncodeRequests:
             )
         return runs[0]
 
-    async def _answer(self, request: Request, runs: list[Media]) -> None:
+    async def _answer(self, running: _Running, runs: list[Media]) -> None:
+        request = running.request
         try:
-            async with asyncio.timeout(request.deadline):
-                answer = self._output(request, runs, await self._rows(request, runs))
-        except TimeoutError:
-            late = DeadlineExceededError("the deadline passed before the file was encoded")
-            answer = request.end("error", late)
+            answer = self._output(request, runs, await self._rows(request, runs))
         except InlayError as error:
-            answer = request.end("error", error)
+            self.shell.end(running, "error", error)
         except Exception as error:
             log.exception("request %s was not encoded", request.id)
             failed = EngineError(f"a file was not encoded: {type(error).__name__}")
-            answer = request.end("error", failed)
-        self._end(request.id, answer)
+            self.shell.end(running, "error", failed)
+        else:
+            if self.shell.leave(running):
+                send(request, running.emit, answer)
 
     async def _rows(self, request: Request, runs: list[Media]) -> list[Rows]:
         try:
@@ -134,12 +139,3 @@ class EncodeRequests:
             usage=EngineUsage(num_rows, 0),
             payloads=tuple(payloads),
         )
-
-    def _end(self, request_id: str, answer: Output) -> None:
-        running = self._running.pop(request_id)
-        try:
-            running.emit(answer)
-        except Exception as error:
-            log.exception("the receiver of request %s failed", request_id)
-            failed = EngineError(f"the answer could not be sent: {type(error).__name__}: {error}")
-            running.emit(running.request.end("error", failed))

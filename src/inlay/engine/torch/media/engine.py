@@ -9,7 +9,7 @@ import soundfile
 from PIL import Image
 
 from inlay import __version__
-from inlay.base.errors import EngineError, OverloadedError
+from inlay.base.errors import EngineError
 from inlay.engine.admission import PromptAdmission
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.media.encode_requests import EncodeRequests
@@ -43,7 +43,6 @@ class EncodeEngine:
         self._secret = secret
         self._card: ModelCard | None = None
         self._requests: EncodeRequests | None = None
-        self._closing = False
 
     @property
     def card(self) -> ModelCard:
@@ -100,9 +99,8 @@ class EncodeEngine:
 
     async def close(self) -> None:
         """Abort all requests and stop the threads."""
-        self._closing = True
         if self._requests is not None:
-            self._requests.abort_all()
+            await self._requests.shell.close()
             await self._requests.encoder.close()
 
     def submit(self, request: Request, emit: Emit) -> None:
@@ -113,13 +111,11 @@ class EncodeEngine:
             EngineError: the engine is not started.
             OverloadedError: the engine is closing.
         """
-        if self._closing:
-            raise OverloadedError("the engine is closing")
         self._started.submit(request, emit)
 
     def abort(self, request_id: str) -> None:
         """End a request. Unknown ids are ignored."""
-        self._started.abort(request_id)
+        self._started.shell.abort(request_id)
 
     async def probe(self) -> float:
         """Encode a small grey image, or silence, before all that wait; return the seconds it took.
@@ -139,7 +135,7 @@ class EncodeEngine:
         requests = self._started
         return requests.encoder.counted(
             Stats(
-                running=len(requests),
+                running=len(requests.shell),
                 prompt_tokens=requests.num_rows,
                 steps=requests.encoder.steps,
                 progress=requests.num_rows,
