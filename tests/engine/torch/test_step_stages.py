@@ -157,6 +157,25 @@ def test_good_pages_are_named_and_those_of_bad_chunks_never() -> None:
     assert not good.unread
 
 
+def test_pages_of_a_step_that_was_not_read_are_scrubbed_once_its_request_has_ended() -> None:
+    simulation = Simulation(bounds())
+    scheduler = simulation.scheduler
+    sequence = simulation.admit(Tokens([1] * 40), max_tokens=4)
+    scheduler.schedule()
+    written = len(sequence.pages[0].pages)
+    scheduler.finish(sequence)
+    assert scheduler.table.dirty == written > 0
+
+
+def test_pages_that_decoding_fills_have_given_finite_logits_too() -> None:
+    simulation = Simulation(bounds())
+    sequence = simulation.admit(Tokens([1] * 8), max_tokens=60)
+    for _ in range(50):
+        simulation.step()
+    table, (run,) = simulation.scheduler.table, sequence.pages
+    assert [table.is_verified(page) for page in run.pages] == [True] * 4
+
+
 def test_rejected_drafts_are_computed_again() -> None:
     simulation = Simulation(bounds())
     one = simulation.admit(Tokens([1] * 20), max_tokens=20)
