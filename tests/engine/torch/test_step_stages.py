@@ -176,6 +176,17 @@ def test_pages_that_decoding_fills_have_given_finite_logits_too() -> None:
     assert [table.is_verified(page) for page in run.pages] == [True] * 4
 
 
+def test_a_sequence_whose_adapter_rests_is_not_counted_as_passed_over() -> None:
+    simulation = Simulation(bounds(), max_loras=1)
+    one, other = (simulation.admit(Tokens([1] * 8), max_tokens=40, adapter=name) for name in "ab")
+    simulation.step()
+    (planned,) = {chunk.sequence for chunk in simulation.step().chunks}
+    resting = other if planned is one else one
+    resting.starved_steps = 2  # of pages that it lacked before
+    simulation.step()
+    assert resting.starved_steps == 0
+
+
 def test_rejected_drafts_are_computed_again() -> None:
     simulation = Simulation(bounds())
     one = simulation.admit(Tokens([1] * 20), max_tokens=20)
