@@ -39,6 +39,6 @@ COMMANDS = (
         module="inlay_batches.run_batch",
         settings=RunBatchSettings,
         positional=("input_file",),
-        rest="SERVE OPTIONS",
+        extra_args="SERVE OPTIONS",
     ),
 )

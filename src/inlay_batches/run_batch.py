@@ -52,7 +52,7 @@ class _Counts(NamedTuple):
     before: int
 
 
-def run(settings: RunBatchSettings, rest: Sequence[str]) -> int:
+def run(settings: RunBatchSettings, extra_args: Sequence[str]) -> int:
     """Answer all lines; the exit status.
 
     Raises:
@@ -60,7 +60,7 @@ def run(settings: RunBatchSettings, rest: Sequence[str]) -> int:
         FileError: a file cannot be read or written, or a line is no request.
         InlayError: the server did not start.
     """
-    if settings.model is None and rest:
+    if settings.model is None and extra_args:
         raise UsageError("words after -- are options of inlay serve, and need --model")
     if settings.model is not None and settings.url is not None:
         raise UsageError("--url asks a server, and --model starts one: give one of them")
@@ -74,7 +74,7 @@ def run(settings: RunBatchSettings, rest: Sequence[str]) -> int:
             if settings.model is None:
                 server = server_of(settings.url, settings.api_key)
             else:
-                running = own_server(serve_settings(settings.model, rest))
+                running = own_server(serve_settings(settings.model, extra_args))
                 server = RemoteServer.of(stack.enter_context(running), None)
             work = _Run(server, source, output, done, console, _Counts(total, len(done)))
             return asyncio.run(work.run(settings.max_inflight))

@@ -48,7 +48,7 @@ COMMANDS = (
         module="inlay_tools.chat",
         settings=ChatSettings,
         positional=("model",),
-        rest="SERVE OPTIONS",
+        extra_args="SERVE OPTIONS",
     ),
     Command(
         name="bench",

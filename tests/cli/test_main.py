@@ -36,7 +36,7 @@ def test_each_command_is_run_with_its_settings_and_the_words_that_go_on(command:
     run = import_module(command.module).run
     takes = list(inspect.signature(run).parameters.values())
     assert takes[0].annotation is command.settings
-    assert [each.name for each in takes[1:]] == ["rest"] * bool(command.rest)
+    assert [each.name for each in takes[1:]] == ["extra_args"] * bool(command.extra_args)
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)

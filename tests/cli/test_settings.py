@@ -391,7 +391,7 @@ def test_a_wrong_config_file_is_refused_in_one_line(tmp_path: Path, text: str, s
 
 def test_words_after_the_dashes_are_kept_untouched() -> None:
     words = parse(SERVE, ["m", "--port", "1", "--", "--anything", "--", "x=1"])
-    assert words.rest == ["--anything", "--", "x=1"]
+    assert words.extra_args == ["--anything", "--", "x=1"]
 
 
 def test_a_command_without_an_engine_refuses_words_after_the_dashes() -> None:

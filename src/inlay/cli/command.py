@@ -30,7 +30,7 @@ class Command:
         name: as typed after `inlay`: "serve", "embeds encode".
         summary: one line.
         module: dotted name of the module whose function `run` does it: given an instance of
-            `settings` and, where `rest` is not empty, the words after `--`, it returns the exit
+            `settings` and, unless `extra_args` is empty, the words after `--`, it returns the exit
             status.
         settings: the only source of its flags, environment variables, config keys and reference
             page.
@@ -38,7 +38,7 @@ class Command:
         positional: fields of `settings` that are given by their place.
         first: fields that help shows; the rest then by heading or word. All where it is empty.
         suggest: says, where a positional is missing, what it could be.
-        rest: what words after `--` are, which go on untouched; none are allowed where it is empty.
+        extra_args: meaning of the words after `--`, which go on untouched; none may be if it is empty.
         needs_nats: True if it cannot do without the client of NATS.
         borrows: fields that it takes from the file that INLAY_CONFIG names, which is another
             command's: in a frontend's or a worker's container. Empty: the file is its own.
@@ -52,7 +52,7 @@ class Command:
     positional: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     suggest: Callable[[], str] = str
-    rest: str = ""
+    extra_args: str = ""
     needs_nats: bool = False
     borrows: frozenset[str] = frozenset()
 
@@ -61,7 +61,7 @@ class Command:
         """The options its settings class declares."""
         return Options.of(self.settings, positional=self.positional)
 
-    def run(self, settings: BaseModel, rest: Sequence[str]) -> int:
+    def run(self, settings: BaseModel, extra_args: Sequence[str]) -> int:
         """Import the module, so late that help is quick, and do what it does; the exit status.
 
         Raises:
@@ -71,5 +71,5 @@ class Command:
             raise InvalidRequestError(f"a fleet needs NATS' client: {extras.install('nats')}")
         with importing():
             module = import_module(self.module)
-        status: int = module.run(settings, rest) if self.rest else module.run(settings)
+        status: int = module.run(settings, extra_args) if self.extra_args else module.run(settings)
         return status

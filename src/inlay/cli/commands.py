@@ -31,7 +31,7 @@ _CORE = (
         positional=("model",),
         first=(*_ENGINE_FIRST, "host", "port", "api_key"),
         suggest=models_nearby,
-        rest="ENGINE ARGUMENTS",
+        extra_args="ENGINE ARGUMENTS",
     ),
     Command(
         name="demo",
@@ -49,7 +49,7 @@ _CORE = (
         "it untouched: users, TLS, clusters. Stops on Ctrl-C or SIGTERM.",
         module="inlay.cli.nats",
         settings=NatsServerSettings,
-        rest="NATS-SERVER ARGUMENTS",
+        extra_args="NATS-SERVER ARGUMENTS",
     ),
     Command(
         name="worker",
@@ -63,7 +63,7 @@ _CORE = (
         positional=("model",),
         first=(*_ENGINE_FIRST, "nats", "transport_host", "drain_timeout"),
         suggest=models_nearby,
-        rest="ENGINE ARGUMENTS",
+        extra_args="ENGINE ARGUMENTS",
     ),
     Command(
         name="frontend",

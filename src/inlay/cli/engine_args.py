@@ -10,12 +10,14 @@ from inlay.engine.ranks import with_ranks
 from inlay.engine.settings import EngineSettings
 
 
-def with_engine_args(engine: EngineSettings, rest: Sequence[str], *meant: str) -> EngineSettings:
+def with_engine_args(
+    engine: EngineSettings, extra_args: Sequence[str], *meant: str
+) -> EngineSettings:
     """Settings with all engine arguments.
 
     Args:
         engine: as it was set.
-        rest: the words after `--`.
+        extra_args: the words after `--`.
         meant: words that other flags mean for vLLM, each a flag or a flag with its value
             ("--scheduling-policy priority"); one that was given stays as it was given.
 
@@ -24,15 +26,17 @@ def with_engine_args(engine: EngineSettings, rest: Sequence[str], *meant: str) -
         InvalidRequestError: what they say of data-parallel ranks cannot be.
     """
     if engine.engine in ("sglang", "vllm-omni"):
-        return engine.model_copy(update={"engine_arguments": [*engine.engine_arguments, *rest]})
+        return engine.model_copy(
+            update={"engine_arguments": [*engine.engine_arguments, *extra_args]}
+        )
     if engine.engine != "vllm":
-        if rest:
+        if extra_args:
             raise UsageError(
-                f"the {engine.engine} engine takes no further arguments, got {' '.join(rest)!r} "
-                "after --"
+                f"the {engine.engine} engine takes no further arguments, "
+                f"got {' '.join(extra_args)!r} after --"
             )
         return engine
-    words = [*engine.engine_arguments, *rest]
+    words = [*engine.engine_arguments, *extra_args]
     given = {word.partition("=")[0].replace("--no-", "--") for word in words}
     for meaning in meant:
         flag, *value = meaning.split()

@@ -11,7 +11,7 @@ from inlay.base.errors import InlayError
 from inlay.cli.command import Command, FileError, UsageError
 from inlay.cli.commands import commands, known_variables
 from inlay.cli.process import EXIT_INTERRUPTED, Console
-from inlay.cli.reading import parse, read, split_rest
+from inlay.cli.reading import parse, read, split_extra_args
 from inlay.cli.scrub_argv import scrub_argv
 from inlay.cli.usage import overview, usage
 from inlay.engine.ranks import split_flag
@@ -51,9 +51,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         if words[0] == "--version":
             console.out(f"inlay {inlay.__version__} (build {build_id()})\n")
             return 0
-        command, rest = _find(words)
+        command, extra_args = _find(words)
         return failing(
-            f"inlay {command.name}", console, lambda: _run(command, rest, environ, console)
+            f"inlay {command.name}", console, lambda: _run(command, extra_args, environ, console)
         )
 
     return failing("inlay", console, find_and_run)
@@ -90,7 +90,7 @@ def _run(
         return 0
     settings = read(command, parsed, environ, known_variables())
     scrub_argv(command.options, parsed)
-    return command.run(settings, parsed.rest)
+    return command.run(settings, parsed.extra_args)
 
 
 def _choose_extensions(words: Sequence[str]) -> list[str]:
@@ -98,7 +98,7 @@ def _choose_extensions(words: Sequence[str]) -> list[str]:
 
     It may stand anywhere, as it says which commands and options there are.
     """
-    before, rest = split_rest(words)
+    before, extra_args = split_extra_args(words)
     kept: list[str] = []
     index = 0
     while index < len(before):
@@ -113,7 +113,7 @@ def _choose_extensions(words: Sequence[str]) -> list[str]:
             value = before[index]
             index += 1
         os.environ[VARIABLE] = value
-    return [*kept, *(["--", *rest] if len(before) < len(words) else [])]
+    return [*kept, *(["--", *extra_args] if len(before) < len(words) else [])]
 
 
 def _find(words: Sequence[str]) -> tuple[Command, Sequence[str]]:

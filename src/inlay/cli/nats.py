@@ -31,13 +31,13 @@ A frozen client is disconnected after three of them.
 """
 
 
-def run(settings: NatsServerSettings, rest: Sequence[str]) -> int:
+def run(settings: NatsServerSettings, extra_args: Sequence[str]) -> int:
     """Run the server until a signal; return the exit status.
 
     Raises:
         InlayError: it is not installed, the address is taken, or it ended by itself.
     """
-    asyncio.run(_host(settings, rest, Console(sys.stdout, sys.stderr)))
+    asyncio.run(_host(settings, extra_args, Console(sys.stdout, sys.stderr)))
     return 0
 
 
@@ -87,7 +87,7 @@ def _store_dir(settings: NatsServerSettings) -> Path:
     return base / "inlay" / f"nats-{settings.port}"
 
 
-async def _host(settings: NatsServerSettings, rest: Sequence[str], console: Console) -> None:
+async def _host(settings: NatsServerSettings, extra_args: Sequence[str], console: Console) -> None:
     program = binary()
     check_address(settings.host, settings.port)
     directory = _store_dir(settings)
@@ -102,13 +102,13 @@ async def _host(settings: NatsServerSettings, rest: Sequence[str], console: Cons
         log = _log_file(directory)
         logged = log.stat().st_size if log.exists() else 0
         seed = settings.nats_nkey_seed or directory / "members.nk"
-        key = public_key(seed) if wants_key(settings, rest) else None
+        key = public_key(seed) if wants_key(settings, extra_args) else None
         # In the store directory: where this process is killed, the next one writes it again.
         config = directory / "nats.conf"
         stack.callback(config.unlink, missing_ok=True)
         config.write_text(configuration(settings, directory, key), encoding="utf-8")
         process = await asyncio.create_subprocess_exec(
-            *(program, "-c", str(config), *rest),
+            *(program, "-c", str(config), *extra_args),
             stdin=asyncio.subprocess.DEVNULL,
             # Ctrl-C in a terminal is for this process, which ends the server.
             start_new_session=True,
@@ -117,7 +117,7 @@ async def _host(settings: NatsServerSettings, rest: Sequence[str], console: Cons
         waiting = [asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())]
         lines = (
             f"NATS at {_url(settings)}; its data and its log are in {directory}",
-            _who(None if key is None else seed, rest),
+            _who(None if key is None else seed, extra_args),
             "Ctrl-C ends it",
         )
         answering = asyncio.create_task(_answering(settings, lines, console))
@@ -146,14 +146,14 @@ def _url(settings: NatsServerSettings) -> str:
     )
 
 
-def _who(seed: Path | None, rest: Sequence[str]) -> str:
+def _who(seed: Path | None, extra_args: Sequence[str]) -> str:
     """A line about access to the server."""
     if seed is not None:
         return (
             f"members need the key: give worker, frontend and status --nats-nkey-seed {seed}, "
             "on other machines a copy of it"
         )
-    if says_who(rest):
+    if says_who(extra_args):
         return "access is set by the words after --"
     return (
         "everyone who reaches it may connect and read the secret of the fleet; --credentials asks "
@@ -211,18 +211,22 @@ def is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def says_who(rest: Sequence[str]) -> bool:
+def says_who(extra_args: Sequence[str]) -> bool:
     """Return True if arguments for nats-server configure access themselves."""
     return any(
-        word.lstrip("-").partition("=")[0] in _OWN_WORDS for word in rest if word.startswith("-")
+        word.lstrip("-").partition("=")[0] in _OWN_WORDS
+        for word in extra_args
+        if word.startswith("-")
     )
 
 
-def wants_key(settings: NatsServerSettings, rest: Sequence[str]) -> bool:
+def wants_key(settings: NatsServerSettings, extra_args: Sequence[str]) -> bool:
     """Return True if members must log in with the key of a seed file."""
     if settings.credentials is not None:
         return settings.credentials
-    return settings.nats_nkey_seed is not None or not (is_local(settings.host) or says_who(rest))
+    return settings.nats_nkey_seed is not None or not (
+        is_local(settings.host) or says_who(extra_args)
+    )
 
 
 def public_key(file: Path) -> str:

@@ -74,7 +74,7 @@ class ParsedArgs:
     Attributes:
         given: field name to value.
         config: the file named by `--config`.
-        rest: the words after `--`.
+        extra_args: the words after `--`.
         help: what help was asked for: a word, or "" where none was named; None if it was not.
         unknown: flags that the command does not have.
     """
@@ -82,7 +82,7 @@ class ParsedArgs:
     given: dict[str, RawValue] = field(default_factory=dict)
     unknown: list[Unknown] = field(default_factory=list)
     config: str | None = None
-    rest: list[str] = field(default_factory=list)
+    extra_args: list[str] = field(default_factory=list)
     help: str | None = None
 
 
@@ -125,7 +125,7 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
         UsageError: a missing value, a word too many.
     """
     words = ParsedArgs()
-    before, words.rest = split_rest(argv)
+    before, words.extra_args = split_extra_args(argv)
     flags = {option.flag: option for option in command.options.flags}
     flags |= {f"-{option.short}": option for option in command.options.flags if option.short}
     flags |= {f"--{option.key}": option for option in command.options.positionals}
@@ -176,8 +176,8 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
         else:
             words.given[found.name] = RawValue(_one(written, following), written)
             index += not joined
-    if words.rest and not command.rest:
-        raise UsageError(f"takes no further arguments, got {' '.join(words.rest)!r} after --")
+    if words.extra_args and not command.extra_args:
+        raise UsageError(f"takes no further arguments, got {' '.join(words.extra_args)!r} after --")
     return words
 
 
@@ -271,7 +271,7 @@ def _table(path: Path) -> dict[object, object]:
     return cast("dict[object, object]", table)
 
 
-def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_extra_args(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words before the first `--`, and those after it."""
     words = list(argv)
     if "--" not in words:

@@ -62,7 +62,7 @@ WhenReady: TypeAlias = Callable[[RunningServer], Awaitable[None]]
 """Runs beside the server once it answers; an error it raises ends the server."""
 
 
-def run(settings: ServeSettings, rest: Sequence[str]) -> int:
+def run(settings: ServeSettings, extra_args: Sequence[str]) -> int:
     """Serve until a signal; return the exit status.
 
     Raises:
@@ -70,7 +70,7 @@ def run(settings: ServeSettings, rest: Sequence[str]) -> int:
         InlayError: the address is taken, or the worker did not start.
     """
     console = Console(sys.stdout, sys.stderr)
-    settings = _with_rest(settings, rest)
+    settings = _with_extra_args(settings, extra_args)
     if settings.engine.connector:
         check_engine(settings.engine)
         stands_for = json.dumps(transfer_config(settings.engine))
@@ -81,14 +81,16 @@ def run(settings: ServeSettings, rest: Sequence[str]) -> int:
     return run_host(settings, console)
 
 
-def _with_rest(settings: ServeSettings, rest: Sequence[str]) -> ServeSettings:
+def _with_extra_args(settings: ServeSettings, extra_args: Sequence[str]) -> ServeSettings:
     """Add the engine arguments: the words after `--`, and those that frontend flags imply."""
     meant = []
     if settings.frontend.enable_prompt_embeds:
         meant.append("--enable-prompt-embeds")
     if settings.frontend.scheduling_policy == "priority":
         meant.append("--scheduling-policy priority")
-    return settings.model_copy(update={"engine": with_engine_args(settings.engine, rest, *meant)})
+    return settings.model_copy(
+        update={"engine": with_engine_args(settings.engine, extra_args, *meant)}
+    )
 
 
 def run_host(settings: ServeSettings, console: Console, when_ready: WhenReady | None = None) -> int:

@@ -64,7 +64,7 @@ def usage(command: Command, about: str = "") -> str:
         option.flag if option.field.is_required() else f"[{option.flag}]"
         for option in options.positionals
     )
-    tail = f" [-- {command.rest}]" if command.rest else ""
+    tail = f" [-- {command.extra_args}]" if command.extra_args else ""
     lines = [f"usage: inlay {command.name} {places}".rstrip() + f" [OPTION ...]{tail}"]
     if about in ("", ALL):
         lines += ["", *_wrapped(command.summary)]

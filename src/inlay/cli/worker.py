@@ -40,7 +40,7 @@ from inlay.worker.wanted_adapters import WantedAdapters
 _EMBEDS = "--enable-prompt-embeds"
 
 
-def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
+def run(settings: WorkerSettings, extra_args: Sequence[str]) -> int:
     """Serve the fleet until a signal; return the exit status.
 
     Raises:
@@ -50,7 +50,7 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
     """
     meant = [_EMBEDS] if settings.enable_prompt_embeds else []
     engine, stage = _engine(settings)
-    engine = with_engine_args(engine, rest, *meant)
+    engine = with_engine_args(engine, extra_args, *meant)
     check_engine(engine)
     # vLLM's own flag says the same.
     embeds = settings.enable_prompt_embeds or (

@@ -125,7 +125,7 @@ def decide(view: Snapshot, ask: Ask) -> Decision:
         ask: the request.
     """
     able = eligible(view, ask)
-    if not (_suffice(view, able) if view.has_rooms else len(able)):
+    if not (_complete(view, able) if view.has_rooms else len(able)):
         return _refusal(view, ask)
     seats = able if ask.full_too else with_room(view, ask, able)
     if not len(seats):
@@ -164,7 +164,7 @@ def eligible(view: Snapshot, ask: Ask) -> Positions:
         seats = seats[np.isin(seats, _seats_of(view, ask.only))]
     if ask.avoid:
         others = seats[~np.isin(seats, _seats_of(view, ask.avoid))]
-        seats = others if _suffice(view, others) else seats
+        seats = others if _complete(view, others) else seats
     return seats
 
 
@@ -172,7 +172,7 @@ def _seats_of(view: Snapshot, ids: Collection[str]) -> Positions:
     return np.array([view.seats[id_] for id_ in ids if id_ in view.seats], np.int64)
 
 
-def _suffice(view: Snapshot, seats: Positions) -> bool:
+def _complete(view: Snapshot, seats: Positions) -> bool:
     """True if a whole request may go to some of these seats."""
     if not view.has_rooms:
         return len(seats) > 0
@@ -197,7 +197,7 @@ def with_room(view: Snapshot, ask: Ask, seats: Positions) -> Positions:
         prefill = view.prefill[seats]
         seats = seats[(prefill == 0) | (prefill + ask.length <= view.queueable[seats])]
     free = seats[view.requests[seats] < view.capacity[seats]]
-    if len(free) == len(seats) or ask.yields or _suffice(view, free):
+    if len(free) == len(seats) or ask.yields or _complete(view, free):
         return free
     found: Positions = np.union1d(free, _within_share(view, ask, seats))
     return found

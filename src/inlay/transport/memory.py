@@ -65,7 +65,7 @@ class ReceiveMemory:
         return [self._take(part, size, _allocate_none) for part, size in enumerate(sizes)]
 
     def give_back(self, num_bytes: int, revoke: Callable[[], None]) -> None:
-        """Return what is left of what was set aside, and forget `ask_back`."""
+        """Return what is left of what was set aside, and forget `revoke`."""
         self._creditors.discard(revoke)
         self._credit -= num_bytes
         self._give_back(num_bytes)

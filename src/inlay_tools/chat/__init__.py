@@ -28,7 +28,7 @@ from inlay_tools.http_client import HttpClient, RemoteServer, served_model, serv
 from inlay_tools.settings import ChatSettings
 
 
-def run(settings: ChatSettings, rest: Sequence[str]) -> int:
+def run(settings: ChatSettings, extra_args: Sequence[str]) -> int:
     """Talk until the end of input, or answer one question; the exit status.
 
     Raises:
@@ -37,7 +37,7 @@ def run(settings: ChatSettings, rest: Sequence[str]) -> int:
         InlayError: the server cannot be reached or refuses; within a chat that is only said.
         KeyboardInterrupt: Ctrl-C during the one question.
     """
-    if settings.model is None and rest:
+    if settings.model is None and extra_args:
         raise UsageError("words after -- are options of inlay serve, and need MODEL")
     if settings.model is not None and settings.url is not None:
         raise UsageError(
@@ -51,7 +51,7 @@ def run(settings: ChatSettings, rest: Sequence[str]) -> int:
         if settings.model is None:
             server = server_of(settings.url, settings.api_key)
         else:
-            running = own_server(serve_settings(settings.model, rest))
+            running = own_server(serve_settings(settings.model, extra_args))
             server = RemoteServer.of(stack.enter_context(running), None)
         runner = stack.enter_context(asyncio.Runner())
         client = HttpClient(server)
