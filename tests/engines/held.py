@@ -13,12 +13,16 @@ from transformers import AutoModelForCausalLM
 
 from inlay.base.errors import EngineError
 from inlay.engine import references
-from inlay.engine.api import GenerateEngine
+from inlay.engine.api import Engine, GenerateEngine
+from inlay.engine.embed.encoder import Encoder
 from inlay.engine.pool_reference import BOUND, PoolReference, key_of
+from inlay.engine.pool_vectors import PoolVectors
 from inlay.engine.references import LocalReferences
+from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.weights import weights_id
 from inlay.messages.card import ModelCard, SelfCheck
+from inlay.messages.request import Task
 from inlay.worker.host import EngineHost
 from inlay.worker.pool_check import check_later, check_pool
 
@@ -89,3 +93,54 @@ async def it_is_held_to_what_is_kept(
     with pytest.raises(EngineError, match="strict: its logprobs are not those of"):
         await check_pool(engine, "strict", shared=False)
     return found.distance
+
+
+class HeldVectors:
+    """For a suite of an engine that makes vectors or scores."""
+
+    async def test_it_is_held_to_vectors_of_the_models_own_code(
+        self, engine: Engine, directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with own_cache(tmp_path):
+            print(await vectors_are_held_to_what_is_kept(engine, directory, caplog))
+
+
+async def vectors_are_held_to_what_is_kept(
+    engine: Engine, directory: Path, caplog: pytest.LogCaptureFixture
+) -> float:
+    """Return the distance to what the torch engine keeps; with other vectors it differs."""
+    card = engine.card
+    (task,) = {Task.EMBED, Task.SCORE} & {*card.tasks}
+    asked = {"task": task.value, "dtype": card.dtype, "device": "cpu", "self_check": "full"}
+    settings = EngineSettings.model_validate({"model": str(directory), **asked})
+    made = Encoder.load(settings).self_check
+    assert made is not None
+    assert made.result == "passed"
+    key = key_of(card.weights_id, card.dtype)
+    data = LocalReferences().find(key)
+    assert data is not None
+    reference = PoolVectors.decode(data, card.vocab_size)
+    found = await check_pool(engine, "strict", shared=True)
+    if card.engine == "torch":
+        assert found is None
+        assert "of the rounding of" in caplog.text
+    else:
+        assert found is not None
+        assert found.result == "passed"
+        assert 0 < found.distance <= BOUND
+    values = np.frombuffer(reference.vectors, "<f4").reshape(len(reference.prompts), -1)
+    for other in (values[::-1], values * 1.2, -values):
+        wrong = replace(reference, vectors=np.ascontiguousarray(other).tobytes())
+        LocalReferences().keep(key, wrong.encode())
+        unit = card.embedding is not None and card.embedding.unit
+        if unit and np.array_equal(other, values * 1.2):
+            # Of length 1 they are the same.
+            continue
+        with caplog.at_level(logging.ERROR):
+            differs = await check_pool(engine, "start", shared=True)
+        assert differs is not None
+        assert differs.result == "differs"
+        assert "its vectors or scores are not those of" in differs.reason
+        with pytest.raises(EngineError, match="strict: its vectors or scores"):
+            await check_pool(engine, "strict", shared=True)
+    return 0.0 if found is None else found.distance

@@ -10,7 +10,27 @@ import openai
 import pytest
 from scripts.published import file_of, is_there, obtain
 
+from tests.published.prompts import GEMMA, QWEN
 from tests.serving import Served, serving
+
+_MODULES = ("faults", "eight_rows", "gemma", "qwen", "numbers", "gguf")
+"""Modules of one model, those that share a server behind each other."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of a model behind each other, so that each of its servers starts once."""
+    own = [item for item in items if item.path.parent == Path(__file__).parent]
+    places = [items.index(item) for item in own]
+    for place, item in zip(places, sorted(own, key=_place), strict=True):
+        items[place] = item
+
+
+def _place(item: pytest.Item) -> tuple[str, int]:
+    module = item.path.stem.removeprefix("test_")
+    alone = {"eight_rows": GEMMA, "gemma": GEMMA, "qwen": QWEN}.get(module, "")
+    named = [each for each in (GEMMA, QWEN) if f"[{each}" in item.name or f"-{each}]" in item.name]
+    return (named or [alone])[0], _MODULES.index(module) if module in _MODULES else 0
+
 
 WITHIN = 400.0
 """Seconds for a start on a busy machine."""

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from inlay.client import PromptEmbedder, Uploader
-from tests.published.numbers import Steps, is_exact
+from tests.published.numbers import TOKENS, Steps, is_exact
 from tests.serving import Served
 
 
@@ -47,14 +47,14 @@ def _fields(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, **arguments.pop("extra_body", {})}
 
 
-def all_forms_have_one_answer(server: Served, path: Path, text: str) -> None:
-    """Check tokens and logprobs, bit by bit where the server's card says `exact`."""
+def all_forms_have_one_answer(server: Served, path: Path, text: str, tokens: int = TOKENS) -> None:
+    """Check `tokens` ids and their logprobs, bit by bit where the server's card says `exact`."""
     embedder = PromptEmbedder.from_pretrained(path)
     uploader = Uploader(server.v1, upload_from=0)
     with httpx.Client(base_url=server.url, timeout=400) as http:
         exact = is_exact(http)
         found = {
-            name: Steps.of(http, **fields)
+            name: Steps.of(http, **fields, max_tokens=tokens)
             for name, fields in forms(embedder, uploader, text).items()
         }
     for name, steps in found.items():

@@ -18,17 +18,21 @@ import numpy as np
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.api import Engine
 from inlay.engine.pool_reference import BOUND, Answer, PoolReference, key_of
+from inlay.engine.pool_vectors import PoolVectors, Vectors
 from inlay.engine.probe import outputs_of, probe_failed
 from inlay.engine.references import references
 from inlay.messages.card import ModelCard, SelfCheck
 from inlay.messages.priority import FIRST
 from inlay.messages.prompt import Prompt, Tokens
-from inlay.messages.request import Output, Request, Sampling, Task
+from inlay.messages.request import Output, Pooling, Request, Sampling, Task
 
 log = logging.getLogger(__name__)
 
 COMPARED = frozenset({"torch", "vllm", "sglang"})
 """Engines that have numbers of a model to compare."""
+
+_TASKS = frozenset({Task.GENERATE, Task.EMBED, Task.SCORE})
+"""Tasks whose numbers are compared."""
 
 _TOP = 20
 """Most likely ids that an engine is asked for at each position."""
@@ -70,7 +74,7 @@ async def check_pool(engine: Engine, mode: str, *, shared: bool) -> SelfCheck | 
         EngineError: in mode strict, it differs, or there is nothing to compare it with.
     """
     card = engine.card
-    if mode == "off" or card.engine not in COMPARED or Task.GENERATE not in card.tasks:
+    if mode == "off" or card.engine not in COMPARED or not _TASKS & {*card.tasks}:
         return None
     # Part of a request in a room is not a whole one.
     if (card.engine == "torch" and not shared) or card.kv_rooms:
@@ -80,7 +84,11 @@ async def check_pool(engine: Engine, mode: str, *, shared: bool) -> SelfCheck | 
     if reference is None:
         return _not_compared(card, mode, _NOTHING_KEPT.format(path=card.path))
     try:
-        found = reference.distances(await _answers(engine, reference))
+        if isinstance(reference, PoolVectors):
+            unit = card.embedding is not None and card.embedding.unit
+            found = reference.distances(await _vectors(engine, reference), unit=unit)
+        else:
+            found = reference.distances(await _answers(engine, reference))
     except InvalidRequestError as error:
         return _not_compared(card, mode, error.message)
     except InlayError as error:
@@ -127,14 +135,16 @@ async def check_later(
     raise AssertionError  # an event that nobody sets
 
 
-def _result(reference: PoolReference, found: Mapping[str, float], seconds: float) -> SelfCheck:
+def _result(
+    reference: PoolReference | PoolVectors, found: Mapping[str, float], seconds: float
+) -> SelfCheck:
     # What is not a number is the largest.
     worst = max(found.values(), key=lambda each: (math.isnan(each), each))
     reason = ""
     if not worst <= BOUND:
         found_by = f"by {worst:.3g} times its rounding" if math.isfinite(worst) else "not finite"
         reason = (
-            f"its logprobs are not those of {reference.by} that workers of this model are held to: "
+            f"its {_named(reference)} are not those of {reference.by} that workers of this model are held to: "
             f"{found_by} (allowed: {BOUND:g}); --self-check full with the torch engine makes those "
             "anew, --self-check off serves without them"
         )
@@ -149,10 +159,15 @@ def _result(reference: PoolReference, found: Mapping[str, float], seconds: float
     )
 
 
-def _reference(card: ModelCard) -> PoolReference | None:
+def _named(reference: PoolReference | PoolVectors) -> str:
+    return "logprobs" if isinstance(reference, PoolReference) else "vectors or scores"
+
+
+def _reference(card: ModelCard) -> PoolReference | PoolVectors | None:
+    kind = PoolReference if Task.GENERATE in card.tasks else PoolVectors
     data = references().agreed(key_of(card.weights_id, card.dtype))
     try:
-        return None if data is None else PoolReference.decode(data, card.vocab_size)
+        return None if data is None else kind.decode(data, card.vocab_size)
     except ValueError as error:
         log.warning("the reference that is kept for %s is not used: %s", card.name, error)
         return None
@@ -166,6 +181,25 @@ def _not_compared(card: ModelCard, mode: str, why: str) -> SelfCheck | None:
         raise EngineError(f"--self-check strict: {card.name} was not compared: {why}")
     log.warning("self-check: %s was not compared: %s", card.name, why)
     return SelfCheck(result="unchecked", reference="")
+
+
+async def _vectors(engine: Engine, reference: PoolVectors) -> Vectors:
+    """Ask for the vectors, or the logits, of all prompts at once."""
+    card = engine.card
+    (task,) = _TASKS & {*card.tasks}
+    if max(len(ids) for ids, _ in reference.prompts) > card.limits.max_model_len:
+        raise InvalidRequestError("it takes no prompts of some tokens")
+    pairs = tuple(second for ids, second in reference.prompts if second < len(ids))
+    request = Request(
+        id=f"self-check-{next(_numbers)}",
+        task=task,
+        prompts=tuple(Prompt.of(Tokens(ids)) for ids, _ in reference.prompts),
+        params=Pooling(second_from=pairs),
+        priority=FIRST,
+    )
+    outputs = await _outputs(engine, request)
+    (payload,) = (each for output in outputs for each in output.payloads)
+    return np.frombuffer(payload.data.view, payload.dtype).reshape(payload.shape)
 
 
 async def _answers(engine: Engine, reference: PoolReference) -> Sequence[Answer]:
@@ -222,6 +256,10 @@ async def _ask(engine: Engine, ids: tuple[int, ...], params: Sampling) -> Sequen
         salt=uuid4().hex,
         priority=FIRST,
     )
+    return await _outputs(engine, request)
+
+
+async def _outputs(engine: Engine, request: Request) -> Sequence[Output]:
     outputs = await outputs_of(request.id, lambda emit: engine.submit(request, emit), engine.abort)
     if outputs[-1].finish_reason not in ("length", "stop"):
         failed = outputs[-1].error

@@ -12,6 +12,7 @@ from inlay.engine.api import Engine
 from inlay.engine.settings import EngineSettings
 from tests.embedding_models import tiny_embedding
 from tests.engine.embed_conformance import LIMITS, CloseConformance, EmbedConformance
+from tests.engines.held import HeldVectors
 from tests.engines.sglang.serving import FLAGS
 from tests.engines.starting import running
 
@@ -20,7 +21,7 @@ def settings_of(directory: Path, **more: Any) -> EngineSettings:
     return EngineSettings(model=str(directory), task="embed", **FLAGS | LIMITS | more)
 
 
-class _Suite(EmbedConformance):
+class _Suite(HeldVectors, EmbedConformance):
     @pytest.fixture(scope="class")
     def settings(self, directory: Path) -> EngineSettings:
         return settings_of(directory)

@@ -17,6 +17,7 @@ from tests.engine.embed_conformance import (
     EmbedConformance,
     ScoreConformance,
 )
+from tests.engines.held import HeldVectors
 from tests.engines.starting import running
 from tests.engines.vllm.serving import FLAGS
 
@@ -31,7 +32,7 @@ def settings_of(directory: Path, **more: Any) -> EngineSettings:
 
 
 @pytest.mark.asyncio(loop_scope="class")
-class TestEncoder(EmbedConformance, CloseConformance):
+class TestEncoder(HeldVectors, EmbedConformance, CloseConformance):
     @pytest.fixture(scope="class")
     def directory(self) -> Path:
         return sized_embedding("bert", **SIZES)
@@ -47,7 +48,7 @@ class TestEncoder(EmbedConformance, CloseConformance):
 
 
 @pytest.mark.asyncio(loop_scope="class")
-class TestDecoder(EmbedConformance):
+class TestDecoder(HeldVectors, EmbedConformance):
     """Its prompts may be rows."""
 
     @pytest.fixture(scope="class")
@@ -66,7 +67,7 @@ class TestDecoder(EmbedConformance):
 
 
 @pytest.mark.asyncio(loop_scope="class")
-class TestCrossEncoder(ScoreConformance):
+class TestCrossEncoder(HeldVectors, ScoreConformance):
     @pytest.fixture(scope="class")
     def directory(self) -> Path:
         return tiny_scoring("bert", **SIZES)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.embedding.bundles import FIRST_PORTS
 from inlay.embedding.cache import Bundle
 from inlay.embedding.config import EmbeddingConfig
 from inlay.engine.embed import facts
@@ -20,9 +21,16 @@ from inlay.engine.embed.heads import PairHead, class_of, head_of
 from inlay.engine.embed.outputs import Head, One, all_outputs
 from inlay.engine.embed.relative_bias import bias_scores
 from inlay.engine.embed.roles import with_roles
-from inlay.engine.embed.self_check import CheckBatch, judge_vectors, narrowed, vector_reference
+from inlay.engine.embed.self_check import (
+    CheckBatch,
+    judge_vectors,
+    narrowed,
+    pool_prompts,
+    vector_reference,
+)
 from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
 from inlay.engine.embed.vector_model import EmbedInput
+from inlay.engine.pool_vectors import PoolVectors
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention.chunks import see_chunks
@@ -130,6 +138,9 @@ class Encoder:
         )
         self.card = with_roles(facts.card_of(settings, config, hidden, outputs), config)
         self.weights_id = facts.identity(config, outputs)
+        # Engines that make the first output alone, some of vectors of length 1, have their own.
+        alone = [facts.identity(config, outputs[:1], unit=unit) for unit in (False, True)]
+        self._pool_ids = tuple(dict.fromkeys([self.weights_id, *alone]))
         self.self_check: SelfCheck | None = None
         # What was asked for: products of about 16 bits.
         coarse = self.dtype == torch.float32 and settings.float32_matmul_precision == "high"
@@ -192,7 +203,8 @@ class Encoder:
             (family, settings.task, settings.max_model_len, config.max_length),
             (device, settings.float32_matmul_precision),
         )
-        return checked(settings.self_check, subject, Steps(read, wrap, reference, cls._judged))
+        steps = Steps(read, wrap, reference, cls._judged, pool_ids=lambda own: own._pool_ids)
+        return checked(settings.self_check, subject, steps)
 
     def _judged(self, reference: Reference) -> Judgement:
         batch = CheckBatch.of(reference.prompts)
@@ -200,7 +212,24 @@ class Encoder:
         with torch.inference_mode():
             states = self._hidden(batch.prompts, lengths, batch.second_from, batch.places)
             scores = None if self._pairs is None else self._pairs(states, lengths)
+            if reference.states is not None:
+                reference.pooled = self._pooled(reference, reference.states)
         return judge_vectors(states, scores, reference, self._floor)
+
+    def _pooled(self, reference: Reference, states: Tensor) -> bytes:
+        """Return the reference of the pool: what the heads make of states of the own code."""
+        batch = CheckBatch.of(pool_prompts(reference.prompts, scores=self.scores))
+        (first, *_), variants = self._heads, states
+        if first not in FIRST_PORTS:
+            return b""
+        if self._pairs is None:
+            asked = list(map(EmbedInput, batch.prompts, batch.second_from))
+            made = [all_outputs(self._heads, own.to(self.dtype), asked) for own in states]
+            variants = torch.tensor(np.array([[each[first] for each in own] for own in made]))
+        ids = [tuple(prompt.token_ids()) for prompt in batch.prompts]
+        prompts = list(zip(ids, batch.second_from, strict=True))
+        dtype = str(self.dtype).removeprefix("torch.")
+        return PoolVectors.of(reference.by, dtype, prompts, variants.float().cpu().numpy()).encode()
 
     def outputs(self, asked: Sequence[EmbedInput]) -> list[Bundle]:
         """Compute what each prompt wants, on the host; states are computed once.

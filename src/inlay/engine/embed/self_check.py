@@ -68,6 +68,22 @@ def narrowed(config: Any) -> int:
     return max(0, (getattr(config, "sliding_window", None) or 0) - WINDOW)
 
 
+class OwnPass(NamedTuple):
+    """What a model's own code computes of prompts, `VARIANTS` times.
+
+    Attributes:
+        states: float32 [V, P, C].
+        logits: float32 [V, K, L] of the whole model; None of a body alone.
+        capture: rows of its modules.
+        by: as in `Reference`.
+    """
+
+    states: Tensor
+    logits: Tensor | None
+    capture: Capture
+    by: str
+
+
 def vector_reference(
     model: Any,
     base: Any,
@@ -93,7 +109,46 @@ def vector_reference(
     """
     config = base.config.get_text_config()
     prompts = _prompts(config, directory, family, max_model_len, scores=scores, draw=draw)
-    batch, size = CheckBatch.of(prompts), VARIANTS * len(prompts)
+    window = WINDOW if narrowed(config) else None
+    found = _own_pass(model, base, family, first, prompts, window, scores=scores)
+    channels = sampled_ids(found.states.shape[-1]).to(found.states.device)
+    chosen = found.states[..., channels]
+    scale = _scale(chosen[0])
+    noise = torch.stack([_distance(free, chosen[0], scale) for free in chosen[1:]]).amax(0)
+    sent = pool_prompts(prompts, scores=scores)
+    pooled = _own_pass(model, base, family, first, sent, None, scores=scores, keeps=False)
+    return Reference(
+        tuple(prompts),
+        found.by,
+        channels.expand(len(noise), -1),
+        chosen[0],
+        noise,
+        modules=found.capture.modules,
+        scores=None if found.logits is None else _scores(found.logits, base.dtype),
+        states=pooled.states if pooled.logits is None else pooled.logits,
+    )
+
+
+def pool_prompts(prompts: Sequence[CheckPrompt], *, scores: bool) -> list[CheckPrompt]:
+    """Return those that clients can send, at positions without gaps: pairs if these have scores."""
+    near = tuple(range(COUNT))
+    return [
+        prompt._replace(positions=near) for prompt in prompts if (prompt.kind == _PAIR) == scores
+    ]
+
+
+def _own_pass(
+    model: Any,
+    base: Any,
+    family: PoolingFamily,
+    first: int,
+    prompts: Sequence[CheckPrompt],
+    window: int | None,
+    *,
+    scores: bool,
+    keeps: bool = True,
+) -> OwnPass:
+    batch = CheckBatch.of(prompts)
     ids = torch.tensor([prompt.ids for prompt in prompts], device=base.device).repeat(VARIANTS, 1)
     places = torch.from_numpy(batch.places).view(len(prompts), COUNT).to(base.device) + first
     places = places.repeat(VARIANTS, 1)
@@ -108,32 +163,17 @@ def vector_reference(
         given["token_type_ids"] = (torch.arange(COUNT, device=base.device) >= seconds).long()
     if family.causal:
         given["use_cache"] = False
-    capture = Capture(base, (), len(prompts))
+    capture = Capture(base, (), len(prompts), keeps=keeps)
     found: list[Tensor] = []
     keep = base.register_forward_hook(lambda _, __, out: found.append(out.last_hidden_state))
-    window = WINDOW if narrowed(config) else None
     try:
         with torch.inference_mode(), as_published(model, window) as attention, capture.hooked():
             output = model(**given) if scores else base(**given)
     finally:
         keep.remove()
-    (states,) = found
-    variants = states.float().view(VARIANTS, len(prompts) * COUNT, -1)
-    channels = sampled_ids(states.shape[-1]).to(states.device)
-    chosen = variants[..., channels]
-    scale = _scale(chosen[0])
-    noise = torch.stack([_distance(free, chosen[0], scale) for free in chosen[1:]]).amax(0)
-    return Reference(
-        tuple(prompts),
-        computed_by(attention, base.dtype),
-        channels.expand(len(noise), -1),
-        chosen[0],
-        noise,
-        modules=capture.modules,
-        scores=_scores(output.logits.float().view(VARIANTS, size // VARIANTS, -1), base.dtype)
-        if scores
-        else None,
-    )
+    states = found[0].float().view(VARIANTS, len(prompts) * COUNT, -1)
+    logits = output.logits.float().view(VARIANTS, len(prompts), -1) if scores else None
+    return OwnPass(states, logits, capture, computed_by(attention, base.dtype))
 
 
 def _prompts(

@@ -103,6 +103,8 @@ class Reference:
         routed: experts are chosen, which rounding may change.
         layers: of decoder layers; empty if they are not known.
         pooled: the reference of its pool, encoded; empty of models that have none.
+        states: of a model that embeds [V, P, C], or its logits [V, K, L]: of what clients can
+            send, from which `pooled` is made; else None.
         modules: rows of the inputs [R, in] and outputs [R, out] of linears and norms, by path.
         scores: of models that score; else None.
     """
@@ -117,6 +119,7 @@ class Reference:
     pooled: bytes = b""
     modules: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     scores: Scores | None = None
+    states: Tensor | None = None
 
     @classmethod
     def of(

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -67,6 +67,7 @@ class Steps(NamedTuple, Generic[Checked]):
         reference: runs its own code, before anything is replaced, on prompts of one draw.
         judge: compares a loaded model with the reference.
         shadow: compares a small model of the same structure; None where it cannot.
+        pool_ids: identities of the weights of its pools, where these are not the subject's.
     """
 
     read: Callable[[], Any]
@@ -74,6 +75,7 @@ class Steps(NamedTuple, Generic[Checked]):
     reference: Callable[[Any, int], Reference]
     judge: Callable[[Checked, Reference], Judgement]
     shadow: Callable[[], Shadow | None] = lambda: None
+    pool_ids: Callable[[Checked], Sequence[str]] = lambda _: ()
 
 
 def checked(mode: str, subject: Subject, steps: Steps[Checked]) -> Checked:
@@ -122,7 +124,7 @@ def _as_before(
         check.checked, check.left_out = known.num_modules, dict.fromkeys(known.left_out, 0.0)
     else:
         keep(key, Fingerprint.of(reference, comparer(*subject.variant), check.checked, ()))
-    _agree(subject, reference)
+    _agree(subject, steps.pool_ids(model), reference)
     model.self_check = _result(check, judgement, f"{known.by}, kept", time.monotonic() - begun)
     _tell(model.self_check)
     return model
@@ -190,7 +192,7 @@ def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Chec
     elif judgement.right and same:
         compared_by = comparer(*subject.variant)
         keep(key, Fingerprint.of(reference, compared_by, check.checked, tuple(check.left_out)))
-        _agree(subject, reference, replace=mode == "full")
+        _agree(subject, steps.pool_ids(found), reference, replace=mode == "full")
     distance = 0.0 if shadow is None else shadow.distance
     found.self_check = _result(check, judgement, reference.by, seconds, distance)
     _tell(found.self_check)
@@ -226,11 +228,14 @@ def _compared(
     return _Compared(found, reference, check, judgement, time.monotonic() - begun)
 
 
-def _agree(subject: Subject, reference: Reference, *, replace: bool = False) -> None:
-    """Have the pool held to the model's own numbers, if it is not held to any."""
-    if reference.pooled:
-        key = pool_reference.key_of(subject.weights_id, str(subject.dtype).removeprefix("torch."))
-        references().agreed(key, reference.pooled, replace=replace)
+def _agree(
+    subject: Subject, ids: Sequence[str], reference: Reference, *, replace: bool = False
+) -> None:
+    """Have pools held to the model's own numbers, if they are not held to any."""
+    for weights_id in ids or (subject.weights_id,):
+        if reference.pooled:
+            key = pool_reference.key_of(weights_id, str(subject.dtype).removeprefix("torch."))
+            references().agreed(key, reference.pooled, replace=replace)
 
 
 def _modules_alone(read: Any, steps: Steps[Checked], check: ModuleCheck) -> Checked:
