@@ -144,9 +144,9 @@ def _result(
     if not worst <= BOUND:
         found_by = f"by {worst:.3g} times its rounding" if math.isfinite(worst) else "not finite"
         reason = (
-            f"its {_named(reference)} are not those of {reference.by} that workers of this model are held to: "
-            f"{found_by} (allowed: {BOUND:g}); --self-check full with the torch engine makes those "
-            "anew, --self-check off serves without them"
+            f"its {_named(reference)} are not those of {reference.by} that workers of this "
+            f"model are held to: {found_by} (allowed: {BOUND:g}); --self-check full with the torch "
+            "engine makes those anew, --self-check off serves without them"
         )
     return SelfCheck(
         result="differs" if reason else "passed",

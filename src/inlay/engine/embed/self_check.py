@@ -69,7 +69,7 @@ def narrowed(config: Any) -> int:
 
 
 class OwnPass(NamedTuple):
-    """What a model's own code computes of prompts, `VARIANTS` times.
+    """Results of a model's own code for prompts, `VARIANTS` times.
 
     Attributes:
         states: float32 [V, P, C].
