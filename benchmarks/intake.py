@@ -65,7 +65,7 @@ def taken_in(body: bytes, arena: Arena, piece: int) -> Callable[[], float]:
             lifting.close(),
             _decoder,
             lambda request: tensor_data(in_completion(request)),
-            limits=LIMITS,
+            limits=lambda: LIMITS,
         )
         (text,) = tensor_data(in_completion(parsed.request))
         tensor = read(parsed.data(text, limits=LIMITS), limits=LIMITS)

@@ -8,7 +8,7 @@ that is merely installed adds nothing to a server.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -35,6 +35,17 @@ BUNDLED: Final[Mapping[str, str]] = {
 """Extensions that come with inlay, in the order in which help lists their commands."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Metadata of a field whose values are the names in a registry.
+
+    Attributes:
+        names: returns them, once they are asked for.
+    """
+
+    names: Callable[[], Collection[str]]
 
 
 @dataclass(frozen=True)
@@ -119,9 +130,12 @@ def load(named: str | None) -> tuple[Extension, ...]:
     return tuple(found)
 
 
-def parts(field: str) -> Sequence[tuple[str, Any]]:
-    """Return what the extensions of this process have for a field, imported, with their names."""
-    return _parts(extensions(), field)
+def parts(field: str, given: tuple[Extension, ...] | None = None) -> Sequence[tuple[str, Any]]:
+    """Return what extensions have for a field, imported, with their names.
+
+    They are those of this process unless some are given.
+    """
+    return _parts(extensions() if given is None else given, field)
 
 
 @cache

@@ -159,7 +159,7 @@ class ServerWork:
                 body,
                 self._endpoint.decoder,
                 lambda _: (),
-                limits=limits.any,
+                limits=lambda: limits.any,
                 intake=RequestMemory(memory, limits),
             ).request
         if getattr(parsed, "stream", None):

@@ -6,14 +6,11 @@ of each, and the values of an option: one of a list, or a file.
 
 import re
 import sys
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from inlay.cli.command import Command
 from inlay.cli.commands import commands
-from inlay.cli.options import Option
 from inlay.cli.process import Console
 from inlay.extension import FLAG
 from inlay_tools.settings import CompletionSettings
@@ -45,13 +42,6 @@ class _Flag:
     files: bool = False
 
 
-def _choices(option: Option) -> Sequence[str]:
-    element: Any = option.element
-    if typing.get_origin(element) is not Literal:
-        return ()
-    return [str(choice) for choice in typing.get_args(element)]
-
-
 def _flags(command: Command) -> Iterator[_Flag]:
     for option in command.options.flags:
         said = _first_sentence(option.description)
@@ -59,7 +49,7 @@ def _flags(command: Command) -> Iterator[_Flag]:
             yield _Flag(f"--{option.key}", said)
             yield _Flag(f"--no-{option.key}", f"Not: {said}")
             continue
-        choices = _choices(option)
+        choices = option.choices
         files = not choices and option.element not in (int, float)
         for word in (option.flag, *([f"-{option.short}"] if option.short else [])):
             yield _Flag(word, said, True, choices, files)
@@ -70,7 +60,7 @@ def _flags(command: Command) -> Iterator[_Flag]:
 
 def _places(command: Command) -> Sequence[str]:
     """Values of what is given by its place, where they are known."""
-    return [choice for option in command.options.positionals for choice in _choices(option)]
+    return [choice for option in command.options.positionals for choice in option.choices]
 
 
 def _first_sentence(text: str) -> str:

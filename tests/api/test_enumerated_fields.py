@@ -158,7 +158,7 @@ def test_the_values_that_a_field_may_have_are_named(url: str) -> None:
     for path, name, allowed in (
         (COMPLETIONS, "truncation_side", "left, right"),
         (CHAT, "output_format", "png, jpeg, webp"),
-        (EMBEDDINGS, "encoding_format", "float, base64, bytes, bytes_only"),
+        (EMBEDDINGS, "encoding_format", "float, base64, bytes, bytes_only, safetensors"),
     ):
         body = {"prompt": "a", "input": "a", "messages": [USER], name: "no such value"}
         found = error(post(url, path, body))

@@ -9,7 +9,10 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import safetensors.numpy
 
+from inlay.base.errors import InvalidRequestError
+from inlay.client import Vectors, read_vectors
 from tests import embedding_reference as reference
 from tests import output_models as models
 from tests.embedding_models import tiny_embedding
@@ -261,3 +264,84 @@ def test_more_numbers_than_json_holds_are_refused_with_the_format_that_does(
     refused = {"text_1": "a", "text_2": "b", "output": "dense"}
     response = httpx.post(colbert + "/v1/score", json=refused, timeout=60)
     assert "gives tokens" in response.json()["error"]["message"]
+
+
+def as_file(url: str, **body: Any) -> Vectors:
+    response = httpx.post(
+        f"{url}/v1/embeddings", json={**body, "encoding_format": "safetensors"}, timeout=180
+    )
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/safetensors"
+    return read_vectors(response.content)
+
+
+def test_one_file_has_all_outputs_as_json_has_them(bge: str) -> None:
+    body: dict[str, Any] = {"input": TEXTS, "outputs": ["dense", "sparse", "tokens"]}
+    shown = items(bge, **body)
+    file = as_file(bge, **body)
+    assert np.array_equal(file.dense, np.array([one["embedding"] for one in shown], np.float32))
+    assert file.arrays["input_tokens"].tolist() == [one["input_tokens"] for one in shown]
+    starts = file.arrays["tokens.offsets"].tolist()
+    for number, (one, tokens, sparse) in enumerate(
+        zip(shown, file.tokens, file.sparse, strict=True)
+    ):
+        assert np.array_equal(tokens, np.array(one["tokens"]["data"], np.float32))
+        ids = file.arrays["tokens.ids"][starts[number] : starts[number + 1]]
+        assert ids.tolist() == one["tokens"]["token_ids"]
+        assert sparse.indices.tolist() == one["sparse"]["indices"]
+        assert np.array_equal(sparse.values, np.array(one["sparse"]["values"], np.float32))
+    assert file.metadata["model"] == "tiny"
+    assert file.metadata["prompt_tokens"] == str(sum(one["input_tokens"] for one in shown))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "binary"])
+def test_a_file_has_the_dtype_that_is_asked_for(bge: str, dtype: str) -> None:
+    outputs = ["dense", "tokens"]
+    whole = as_file(bge, input=TEXTS, outputs=outputs)
+    small = as_file(bge, input=TEXTS, outputs=outputs, embed_dtype=dtype)
+    if dtype == "binary":
+        bits = np.packbits(whole.dense > 0, axis=1) - np.uint8(128)
+        assert np.array_equal(small.arrays["dense"], bits.view(np.int8))
+        return
+    assert small.arrays["tokens"].dtype.name == dtype
+    far = np.abs(small.dense.astype(np.float32) - whole.dense).max()
+    assert 0 < far < 0.01 * np.abs(whole.dense).max()
+
+
+def test_models_of_one_output_give_files_and_safetensors_reads_them(
+    splade: str, colbert: str
+) -> None:
+    sparse = as_file(splade, input=TEXTS, max_active=3)
+    assert [len(one.indices) <= 3 for one in sparse.sparse] == [True] * 3
+    with pytest.raises(InvalidRequestError, match="has no dense; it has input_tokens, sparse"):
+        sparse.dense  # noqa: B018
+    body = {"input": TEXTS, "role": "query", "encoding_format": "safetensors"}
+    data = httpx.post(f"{colbert}/v1/embeddings", json=body, timeout=180).content
+    assert read_vectors(data).metadata["role"] == "query"
+    found = safetensors.numpy.load(data)
+    assert found.keys() == read_vectors(data).arrays.keys()
+    for name, array in found.items():
+        assert np.array_equal(array, read_vectors(data).arrays[name])
+
+
+def test_files_are_refused_where_they_hold_no_answer(tagger: str, bge: str) -> None:
+    for url, path, body, says in (
+        (tagger, "/v1/embeddings", {}, "token_labels are classes"),
+        (bge, "/pooling", {}, "safetensors is of /v1/embeddings"),
+        (bge, "/v1/embeddings", {"endianness": "big"}, "safetensors is little endian"),
+    ):
+        asked = {"input": TEXTS, "encoding_format": "safetensors", **body}
+        response = httpx.post(url + path, json=asked, timeout=180)
+        assert response.status_code == 400
+        assert says in response.json()["error"]["message"]
+
+
+def test_sparse_vectors_that_memory_does_not_hold_name_the_field_that_cuts_them() -> None:
+    with fleet(models.splade(), task="embed") as running:
+        url = running.serve(max_client_bytes=500_000)
+        body: dict[str, Any] = {"input": ["cold wind"] * 1500}
+        refused = httpx.post(f"{url}/v1/embeddings", json=body, timeout=180)
+        assert refused.status_code != 200
+        assert "max_active keeps the largest" in refused.json()["error"]["message"]
+        body = {"input": ["cold wind"] * 1500, "max_active": 4}
+        assert httpx.post(f"{url}/v1/embeddings", json=body, timeout=180).status_code == 200

@@ -48,7 +48,7 @@ def cut(
 def parse(
     body: bytes | lift.ExtractedBody, limits: ReadLimits = LIMITS
 ) -> lift.Parsed[CompletionRequest]:
-    return parse_body(body, DECODER, strings, limits=limits, files_in=files)
+    return parse_body(body, DECODER, strings, limits=lambda: limits, files_in=files)
 
 
 def files(request: CompletionRequest) -> list[str]:
@@ -154,7 +154,10 @@ def test_what_refuses_the_request_is_heard_before_anything_is_decoded() -> None:
 
     with pytest.raises(InvalidRequestError, match="not here"):
         parse_body(
-            json.dumps({"prompt_embeds": "A" * 100_000}).encode(), DECODER, refuse, limits=LIMITS
+            json.dumps({"prompt_embeds": "A" * 100_000}).encode(),
+            DECODER,
+            refuse,
+            limits=lambda: LIMITS,
         )
 
 

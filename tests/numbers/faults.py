@@ -24,7 +24,7 @@ from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.weights.fused import FusedGated
-from inlay.engine.torch.weights.invariance import RotaryTable
+from inlay.engine.torch.weights.linear import RotaryTable
 from inlay.engine.torch.weights.linear_methods import LinearMethod, QuantisedLinear
 from tests.numbers.seeding import AttentionChange, Seeding
 

@@ -69,14 +69,16 @@ def test_every_layer_of_prompt_and_answer_is_as_transformers_has_it(
         choice = told(client, text, 8)
         ids = choice.to_dict()["prompt_token_ids"] + choice.to_dict()["token_ids"][:-1]
         reference = computed(name, ids, torch.bfloat16)
-        layers = list(range(len(reference)))
+        # Not all: one client may hold 128 MiB.
+        layers = sorted({*range(0, len(reference), 4), len(reference) - 1})
+        reference = reference[layers]
         found = told(client, text, 8, hidden_states={"layers": layers, "of": "all"})
         assert found.text == choice.text
         states = hidden_states(found)
     served_states = np.stack([one.rows.astype(np.float32) for one in states])
     assert served_states.shape == reference.shape
     if name == GEMMA:
-        exact = computed(name, ids, torch.float32)
+        exact = computed(name, ids, torch.float32)[layers]
         bound = FAR * distances(reference, exact)
         # What the first layer reads is looked up: there is nothing to round.
         assert (distances(served_states, exact) <= np.maximum(bound, 1e-6)).all()

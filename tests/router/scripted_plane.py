@@ -48,7 +48,11 @@ class Answer:
     def tell(self, *ids: int) -> None:
         """Make some tokens."""
         at = len(self.request.prior_output)
-        self._told.put_nowait(Output(self.request.id, self.request.attempt, at, ids))
+        self.say(Output(self.request.id, self.request.attempt, at, ids))
+
+    def say(self, output: Output) -> None:
+        """Give an output as it is."""
+        self._told.put_nowait(output)
 
     def end(self) -> None:
         self.live = False

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from inlay.base.address import Address
 from inlay.base.errors import EngineError, InlayError, OverloadedError
 from inlay.engine.api import Engine
-from inlay.engine.input_stream import InputStream
 from inlay.messages.card import ModelCard, Stats
 from inlay.messages.outputs import payloads_of
 from inlay.messages.prompt import Buffer
@@ -21,6 +20,7 @@ from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.transport.output_queue import OutputQueue
 from inlay.worker.host import EngineHost
 from inlay_stages.worker.input_fetcher import InputFetcher
+from inlay_stages.worker.input_stream import InputStream
 from inlay_stages.worker.part import StagePart
 from inlay_stages.worker.payload_store import PayloadStore
 from tests.router.standing import CARD

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from inlay.base.address import Address
 from inlay.base.errors import BodyTooLargeError, EngineError, OverloadedError, RateLimitedError
-from inlay.engine.input_stream import InputStream
 from inlay.http.bodies.accounting import ByteBudget, Reservation
 from inlay.messages.commands import Drain, ReadStats
 from inlay.messages.edges import Feed, PayloadLease, Window
@@ -26,6 +25,7 @@ from inlay_stages.stage_result import RunningStage, StageResult
 from inlay_stages.walk import StageOutput, admitted, plan, walk
 from inlay_stages.worker import payload_store
 from inlay_stages.worker.input_fetcher import InputFetcher
+from inlay_stages.worker.input_stream import InputStream
 from inlay_stages.worker.payload_store import PayloadStore
 from tests.router.scripted_stages import (
     FILED,

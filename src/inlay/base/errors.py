@@ -121,7 +121,11 @@ class InlayError(Exception):
         """Return the error of what is at `param`, which its message begins with."""
         return self._copy(f"{param}: {self.message}", param)
 
-    def _copy(self, message: str, param: str) -> Self:
+    def advising(self, advice: str) -> Self:
+        """Return the error with a sentence behind its message."""
+        return self._copy(f"{self.message}. {advice}", self.param)
+
+    def _copy(self, message: str, param: str | None) -> Self:
         return type(self)(
             message,
             param=param,

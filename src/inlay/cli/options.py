@@ -16,7 +16,7 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -24,6 +24,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
+
+from inlay.extension import OneOf
 
 Kind = Literal["value", "switch", "list"]
 
@@ -121,6 +123,16 @@ class Option:
         return _bare(typing.get_args(self.type)[0] if self.kind == "list" else self.type)
 
     @property
+    def choices(self) -> Sequence[str]:
+        """Values that it may have; empty where they are not a few names."""
+        for registered in self.field.metadata:
+            if isinstance(registered, OneOf):
+                return list(registered.names())
+        if typing.get_origin(self.element) is Literal:
+            return [str(choice) for choice in typing.get_args(self.element)]
+        return ()
+
+    @property
     def description(self) -> str:
         """One sentence or more."""
         return _descriptions(self.settings).get(self.name, "")
@@ -152,8 +164,8 @@ class Option:
         if self.kind == "switch":
             return ""
         element = self.element
-        if typing.get_origin(element) is Literal:
-            word = "{" + ",".join(str(choice) for choice in typing.get_args(element)) + "}"
+        if choices := self.choices:
+            word = "{" + ",".join(choices) + "}"
         elif typing.get_origin(element) in (typing.Union, types.UnionType):
             word = "|".join(_word(part) for part in typing.get_args(element))
         else:

@@ -167,13 +167,17 @@ async def _place(
     )
     await worker.start()
     running = asyncio.create_task(supervisor.run())
-    following = asyncio.create_task(engine.follow(worker.away))
+    wanted = None
+    if settings.adapters_file is not None:
+        wanted = WantedAdapters(settings.adapters_file, engine.adapters, engine.call)
+    # A model's only worker is not announced without an adapter that clients name.
+    prepare = None if wanted is None else wanted.bring
+    following = asyncio.create_task(engine.follow(worker.away, prepare))
     guarding = asyncio.create_task(engine.guard(supervisor.kill, settings.health_process_timeout))
     announcing = asyncio.create_task(_announced(worker, console))
     beside = [running, following, guarding, announcing]
-    if settings.adapters_file is not None:
-        wanted = WantedAdapters(settings.adapters_file)
-        beside.append(asyncio.create_task(wanted.follow(engine.adapters, engine.call)))
+    if wanted is not None:
+        beside.append(asyncio.create_task(wanted.follow()))
     undo.push_async_callback(_end, *beside)
     # First of all in the end: running requests continue elsewhere, without an error that their
     # engine is gone.

@@ -7,8 +7,8 @@
 `EmbeddedPrompt` and `SoftPrompt` are rows with the arguments that requests need. `image_part` and
 `audio_part` are a file in a message; `MediaEncoder` has a server make its rows, an `EmbeddedMedia`.
 `Uploader` stores rows and images on a server, to be used by reference, and `AsyncUploader` does so
-in an event loop. `hidden_states` reads those of an answer. `nearest` finds the tokens nearest to
-rows.
+in an event loop. `hidden_states` and `read_vectors` read those of an answer. `nearest` finds the
+tokens nearest to rows.
 """
 
 from inlay.client.embedder import PromptEmbedder
@@ -16,6 +16,7 @@ from inlay.client.hidden_states import HiddenStates, hidden_states
 from inlay.client.media import EmbeddedMedia, MediaEncoder, audio_part, image_part, load_media
 from inlay.client.prompts import EmbeddedPrompt, SoftPrompt, load, loads
 from inlay.client.uploader import AsyncUploader, StoredEmbeds, StoredImage, Uploader
+from inlay.client.vectors import SparseWeights, Vectors, read_vectors
 from inlay.tensors.neighbours import Neighbour, nearest
 
 __all__ = [
@@ -27,9 +28,11 @@ __all__ = [
     "Neighbour",
     "PromptEmbedder",
     "SoftPrompt",
+    "SparseWeights",
     "StoredEmbeds",
     "StoredImage",
     "Uploader",
+    "Vectors",
     "audio_part",
     "hidden_states",
     "image_part",
@@ -37,4 +40,5 @@ __all__ = [
     "load_media",
     "loads",
     "nearest",
+    "read_vectors",
 ]

@@ -5,7 +5,6 @@ from typing import Protocol, runtime_checkable
 
 from inlay.base.address import Address
 from inlay.base.errors import InlayError
-from inlay.engine.input_stream import InputStream
 from inlay.messages.card import Adapter, ModelCard, Stats
 from inlay.messages.request import Emit, Payload, Request
 
@@ -62,25 +61,6 @@ class GenerateEngine(Engine, Protocol):
 
     async def reset_prefix_cache(self) -> int:
         """Evict every cached block that no running request uses; return their number."""
-
-
-@runtime_checkable
-class FedEngine(Engine, Protocol):
-    """An engine that takes inputs of a request while it runs."""
-
-    def submit_fed(self, request: Request, emit: Emit, inflow: InputStream) -> None:
-        """As `submit`, of a request whose inputs come by `inflow`."""
-
-
-@runtime_checkable
-class PausingEngine(Protocol):
-    """An engine that can wait with a request while others go on."""
-
-    def pause(self, request_id: str, paused: bool) -> None:
-        """Compute nothing more for a request beyond the step that runs, or go on with it.
-
-        Unknown ids are ignored. It may be aborted, and its deadline passes, as of any other.
-        """
 
 
 class PeerWorkers(Protocol):

@@ -3,14 +3,16 @@
 import json
 import os.path
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
+from pydantic_core import PydanticKnownError
 
 from inlay.base.errors import InvalidRequestError
 from inlay.embedding.plan import OutputName, PoolingMode
+from inlay.extension import OneOf
 from inlay.media.spec import Kind, max_items_of
 from inlay.messages.card import Phase
 
@@ -21,6 +23,28 @@ DtypeName = Annotated[
     AfterValidator(lambda name: _SYNONYMS.get(name, name)),
 ]
 """As in vLLM; half means float16, and float means float32."""
+
+
+def _engines() -> Collection[str]:
+    """The names of all engines that come with inlay, and of those that extensions here add.
+
+    One of an extension that is not loaded is refused when it is used, by a message that says so.
+    """
+    from inlay.engine.spec import engines, known
+
+    return dict.fromkeys([*known(), *engines()])
+
+
+def _with_engine(name: str) -> str:
+    names = [*map(repr, _engines())]
+    if repr(name) not in names:
+        expected = f"{', '.join(names[:-1])} or {names[-1]}"
+        raise PydanticKnownError("literal_error", {"expected": expected})
+    return name
+
+
+EngineName = Annotated[str, AfterValidator(_with_engine), OneOf(_engines)]
+"""A name in the registry of engines."""
 
 
 def _with_media_limits(value: str | None) -> str | None:
@@ -81,7 +105,7 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     """Headings of its options: a field to the one that begins with it."""
     model: str
     """Directory of a model, its GGUF file, or its name on the hub."""
-    engine: Literal["torch", "vllm", "sglang", "diffusers", "vllm-omni", "speech", "echo"] = "torch"
+    engine: EngineName = "torch"
     """Engine that runs the model: the built-in one, vLLM, SGLang, or for models that make images
     diffusers, which is chosen for a directory with model_index.json, or vllm-omni. speech runs
     stages of a graph that speak. echo runs no model and repeats the prompt, to measure everything

@@ -9,7 +9,7 @@ from inlay.base import extras
 from inlay.base.errors import InvalidRequestError
 from inlay.base.pace import importing
 from inlay.engine.settings import EngineSettings
-from inlay.extension import FLAG, merged, parts
+from inlay.extension import FLAG, Extension, extensions, load, merged, parts
 
 
 @dataclass(frozen=True)
@@ -205,11 +205,21 @@ def engines() -> Mapping[str, EngineSpec]:
     Raises:
         InvalidRequestError: two have one name.
     """
-    found = ((f"extension {name!r}", some) for name, some in parts("engines"))
-    given: list[tuple[str, Mapping[str, EngineSpec]]] = [("inlay", _CORE), *found]
-    joined = merged("engine", given)
+    return _with_those_of(extensions())
+
+
+def known() -> Mapping[str, EngineSpec]:
+    """Return the engines of all that comes with inlay, whatever is loaded."""
+    return _with_those_of(load(None))
+
+
+def _with_those_of(given: tuple[Extension, ...]) -> Mapping[str, EngineSpec]:
+    found: list[tuple[str, Mapping[str, EngineSpec]]] = [("inlay", _CORE)]
+    found += ((f"extension {name!r}", some) for name, some in parts("engines", given))
+    joined = merged("engine", found)
     # The one that runs no model is named last.
-    return {**joined, "echo": joined.pop("echo")}
+    echo = joined.pop("echo")
+    return {**joined, "echo": echo}
 
 
 def spec_of(settings: EngineSettings) -> EngineSpec:

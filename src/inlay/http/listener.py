@@ -10,12 +10,12 @@ that their peer has closed come last. Clients behind one address, as of a proxy,
 import asyncio
 import logging
 import select
-import ssl
 from collections import deque
 from collections.abc import Callable
 from socket import socket
 
 from inlay.base.fair_queue import FairQueue
+from inlay.http.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class HttpListener:
     Args:
         listening: a bound socket; its owner closes it after this.
         make_protocol: makes the protocol of a connection.
-        context: returns the context for TLS of a new connection, or None.
+        tls: of new connections, or None.
         backlog: connections that may wait to be accepted.
     """
 
@@ -47,13 +47,13 @@ class HttpListener:
         self,
         listening: socket,
         make_protocol: Callable[[], asyncio.Protocol],
-        context: Callable[[], ssl.SSLContext | None],
+        tls: Tls | None,
         backlog: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listening = listening
         self._make_protocol = make_protocol
-        self._context = context
+        self._tls = tls
         self._waiting: FairQueue[socket] = FairQueue()
         self._closed: deque[socket] = deque()
         self._starting: set[asyncio.Task[object]] = set()
@@ -82,7 +82,8 @@ class HttpListener:
             await asyncio.wait(self._starting)
 
     def _accept(self) -> None:
-        for _ in range(MAX_ACCEPTED):
+        # Nobody waits where no turn is to come: the first of them need not either.
+        for came in range(MAX_ACCEPTED):
             try:
                 connection, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -93,10 +94,14 @@ class HttpListener:
                 self._retry = self._loop.call_later(RETRY_SECONDS, self._accept_again)
                 break
             connection.setblocking(False)
-            self._waiting.push(connection, address[0] if isinstance(address, tuple) else address, 0)
-            if len(self._waiting) > MAX_WAITING:
-                self._waiting.take_from_most().close()
-        self._start_soon()
+            if self._next is None and not came and not _is_closed(connection):
+                self._serve(connection)
+            else:
+                client = address[0] if isinstance(address, tuple) else address
+                self._waiting.push(connection, client, 0)
+                if len(self._waiting) > MAX_WAITING:
+                    self._waiting.take_from_most().close()
+                self._start_soon()
 
     def _accept_again(self) -> None:
         self._loop.add_reader(self._listening, self._accept)
@@ -130,7 +135,9 @@ class HttpListener:
     async def _connect(self, connection: socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                self._make_protocol, connection, ssl=self._context()
+                self._make_protocol,
+                connection,
+                ssl=None if self._tls is None else self._tls.context,
             )
         except OSError as error:
             # A peer that left, or whose TLS handshake failed, concerns nobody else.

@@ -193,14 +193,13 @@ async def parse(
     files_in: Callable[[T], Sequence[str]] = lambda _: (),
 ) -> Parsed[T]:
     """Parse a body, in a thread if it is large. Arguments and errors as `parse_body`."""
-    limits = call.server.limits.any
     return await call.server.run_prepared(
         body.parsed_size if isinstance(body, ExtractedBody) else len(body),
         parse_body,
         body,
         decoder,
         tensors_in,
-        limits=limits,
+        limits=lambda: call.server.limits.any,
         files_in=files_in,
         intake=call.memory,
     )
@@ -211,7 +210,7 @@ def parse_body(
     decoder: msgspec.json.Decoder[T],
     tensors_in: Callable[[T], Sequence[str]],
     *,
-    limits: ReadLimits,
+    limits: Callable[[], ReadLimits],
     files_in: Callable[[T], Sequence[str]] = lambda _: (),
     intake: RequestMemory | None = None,
 ) -> Parsed[T]:
@@ -221,7 +220,7 @@ def parse_body(
         body: JSON, as it came or already extracted.
         decoder: of the request's type.
         tensors_in: returns the strings of a request that are tensor data; may refuse the request.
-        limits: of one tensor file.
+        limits: returns those of one tensor file.
         files_in: returns the strings that are other files; called after `tensors_in`.
         intake: reserves the memory of parsing and decoding beforehand.
 
@@ -237,7 +236,7 @@ def parse_body(
     refused: InvalidRequestError | None = None
     if isinstance(body, ExtractedBody):
         if body.runs:
-            parsed = lift.parse_extracted(body, decoder, tensors_in, files_in, limits, intake)
+            parsed = lift.parse_extracted(body, decoder, tensors_in, files_in, limits(), intake)
             if isinstance(parsed, Parsed):
                 return parsed
             refused = parsed
@@ -259,7 +258,7 @@ def parse_body(
         # The raised error holds this frame; breaking the cycle frees both without a collection.
         refused = None
     tensors = tensors_in(request)
-    sizes = lift.check_encoded(tensors, limits) if tensors else []
+    sizes = lift.check_encoded(tensors, limits()) if tensors else []
     sizes += map(lift.decoded_size, files_in(request))
     if intake is not None and sizes:
         intake.decoding(sizes)

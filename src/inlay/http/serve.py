@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import signal
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
@@ -59,16 +58,12 @@ class _Listening(uvicorn.Server):
         super().__init__(config)
         self._tls = tls
 
-    def _context(self) -> ssl.SSLContext | None:
-        return None if self._tls is None else self._tls.context
-
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Begin to listen."""
         config = self.config
         make_protocol = partial(BoundedHttp, config, self.server_state, self.lifespan.state)
         self.servers: list[HttpListener] = [  # type: ignore[assignment]
-            HttpListener(each, make_protocol, self._context, config.backlog)
-            for each in sockets or ()
+            HttpListener(each, make_protocol, self._tls, config.backlog) for each in sockets or ()
         ]
         self.started = True
 

@@ -43,7 +43,7 @@ from inlay.http.metrics.requests import Metrics, RequestTimes
 from inlay.http.request_scope import Deadline, Inflight
 from inlay.http.settings import FrontendSettings
 from inlay.http.tables import Tables
-from inlay.http.tasks import check_task
+from inlay.http.tasks import wrong_task
 from inlay.media.fetch import Fetcher
 from inlay.messages.card import ModelCard
 from inlay.messages.digest import Secret
@@ -183,8 +183,8 @@ class Server:
             found = ServedModel(
                 next((card for card in cards if set(tasks) & set(card.tasks)), cards[0])
             )
-        if tasks:
-            check_task(found.card, *tasks)
+        if tasks and not set(tasks) & set(found.card.tasks):
+            raise wrong_task(found.card, *tasks)
         return found
 
     def check_awake(self, name: str, task: Task | None = None) -> None:

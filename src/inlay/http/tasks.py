@@ -30,21 +30,15 @@ _TASKS = (
 )
 
 
-def check_task(card: ModelCard, *tasks: Task) -> None:
-    """Check that a model does one of `tasks`.
-
-    Raises:
-        InvalidRequestError: it does none; names the routes that serve it.
-    """
-    if set(tasks) & set(card.tasks):
-        return
+def wrong_task(card: ModelCard, *tasks: Task) -> InvalidRequestError:
+    """Return the error of a model that does none of `tasks`: it names the routes that serve it."""
     known = [*_TASKS, *(spec for each in extensions() for spec in each.tasks)]
     found = {task: _spec_of(card, task, known) for task in sorted(card.tasks)}
     does = " and ".join(spec.does if spec else f"does {task}" for task, spec in found.items())
     routes = dict.fromkeys(route for spec in found.values() if spec for route in spec.routes)
     wanted = next((spec.does_not for spec in known if spec.task == tasks[0]), f"not {tasks[0]}")
     where = f": use POST {', '.join(routes)}" if routes else ""
-    raise InvalidRequestError(
+    return InvalidRequestError(
         f"The model `{card.name}` {does}, and {wanted}{where}. "
         f"This route needs a model served with --task {' or '.join(tasks)}.",
         param="model",

@@ -6,6 +6,7 @@ came from. The types are immutable; slicing and joining share the rows' memory. 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 import msgspec
@@ -314,7 +315,7 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
         What penalties and n-gram logic may see.
         """
         return tuple(
-            id_ for segment in self.segments if isinstance(segment, Tokens) for id_ in segment.ids
+            chain.from_iterable(part.ids for part in self.segments if isinstance(part, Tokens))
         )
 
     def atomic_bounds(self) -> list[tuple[int, int]]:

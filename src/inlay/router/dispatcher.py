@@ -91,19 +91,18 @@ class Dispatcher:
     async def submit(
         self,
         name: str,
-        card: ModelCard,
+        key: PoolKey,
         requests: Sequence[Request],
         *,
         session: str | None = None,
         failed_on: set[str] | None = None,
         admitted: bool = False,
     ) -> list[ResumingStream]:
-        """Send requests to one worker of the card's pool, once one has room.
+        """Send requests to one worker of a pool, once one has room.
 
         Arguments and errors as of `Router.send`.
         """
         first = requests[0]
-        key = PoolKey.of(card)
         failed = set[str]() if failed_on is None else failed_on
         pool = self._fleet.of(key)
         keys = await self._keys(pool, first) if len(pool.seated) > 1 else None
@@ -131,7 +130,7 @@ class Dispatcher:
             OverloadedError: they are gone.
         """
         card = workers[0].card
-        key = PoolKey.of(card)
+        key = self._fleet.key_of(card)
         chain = self._chain(self._fleet.of(key), request)
         started = self._place(
             Order(

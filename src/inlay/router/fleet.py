@@ -62,6 +62,7 @@ class Fleet:
         self._pool_of: dict[str, Pool] = {}
         self._workers: list[Worker] = []
         self._cards: list[ModelCard] = []
+        self._keys: dict[int, PoolKey] = {}
         self._announced: Sequence[ModelCard] = ()
         feed = plane if isinstance(plane, RoutingFeed) else None
         self._feed = feed
@@ -113,7 +114,11 @@ class Fleet:
             await self._caches.close()
 
     def pool(self, card: ModelCard) -> Pool:
-        return self.of(PoolKey.of(card))
+        return self.of(self.key_of(card))
+
+    def key_of(self, card: ModelCard) -> PoolKey:
+        """The traits of a card's pool, made once for a worker that is there, whose card is held."""
+        return self._keys.get(id(card)) or PoolKey.of(card)
 
     def of(self, key: PoolKey) -> Pool:
         """The pool of these traits, as its workers are now; without any, if there are none."""
@@ -163,12 +168,13 @@ class Fleet:
         ):
             return
         self._there, self._cards, self._announced = list(workers), cards, announced
+        self._keys = {id(card): PoolKey.of(card) for card in cards}
         self._workers = list(workers)
         for part in self._parts:
             self._workers = part.accept(self._workers, announced)
         grouped: dict[PoolKey, list[Worker]] = {key: [] for key in self._pools}
         for worker in self._workers:
-            grouped.setdefault(PoolKey.of(worker.card), []).append(worker)
+            grouped.setdefault(self.key_of(worker.card), []).append(worker)
         self._pool_of = {}
         for key, some in grouped.items():
             pool = self._of(key)
@@ -205,11 +211,8 @@ class Fleet:
 
     def loads(self) -> dict[str, WorkerLoad]:
         """Load of each worker by its id, of all frontends."""
-        return {
-            id_: member.load
-            for pool in self._pools.values()
-            for id_, member in pool.members.items()
-        }
+        pools = self._pools.values()
+        return {id_: member.load for pool in pools for id_, member in pool.members.items()}
 
     def sent(self, pool: Pool, member: PoolMember, keys: Keys) -> None:
         """A worker was sent a prompt of these blocks."""

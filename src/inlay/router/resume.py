@@ -281,7 +281,8 @@ class ResumingStream:
         scores, usage = output.prompt_logprobs, output.usage
         if scores is not None or usage is not None:
             scores = None if scores is None else self._unseen_prompt_logprobs(scores)
-            usage = None if usage is None else self._as_first(usage)
+            if usage is not None and usage.cached_tokens != self._cached:
+                usage = self._as_first(usage)
             output = msgspec.structs.replace(output, prompt_logprobs=scores, usage=usage)
         if output.token_ids or output.payloads or scores is not None:
             self._empty_attempts = 0

@@ -296,12 +296,13 @@ class Router:
         task = requests[0].task
         if isinstance(model, str):
             name, base = model, self._catalog.draw(model, self._random.random(), task)
+            key = self._fleet.key_of(base)
         else:
-            name, base = model.name, model
-            if task is not model.role:
-                base = self._catalog.same_weights(model, task)
+            name, key = model.name, self._fleet.key_of(model)
+            if task is not key.role:
+                key = self._fleet.key_of(self._catalog.same_weights(model, task))
         return await self._dispatcher.submit(
-            name, base, requests, session=session, failed_on=failed_on, admitted=admitted
+            name, key, requests, session=session, failed_on=failed_on, admitted=admitted
         )
 
     def _equivalent_workers(self, card: ModelCard, request: Request) -> Sequence[Worker]:

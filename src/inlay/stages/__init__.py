@@ -1,4 +1,4 @@
-"""Pipelines of several models behind one request: the graph of stages.
+"""The graph of stages of a pipeline, as cards and requests have it; checked when it is loaded.
 
-Pure Python, without a model or a transport: an extension walks it.
+Nothing runs here: an extension (`inlay_stages`) walks the graph.
 """

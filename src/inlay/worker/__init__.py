@@ -1,6 +1,6 @@
-"""One engine in its own process: admits, runs, aborts, drains.
+"""One engine in its own process: it admits, runs, aborts and drains; a supervisor restarts it.
 
-And what keeps that process running.
+Engines are in `inlay.engine`, what a frontend and a worker say in `inlay.transport`.
 """
 
 from inlay.worker.engine_proxy import EngineProxy

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from inlay.base.errors import DeadlineExceededError, OverloadedError
@@ -44,8 +44,13 @@ class EngineProxy:
         """As `CacheEventSource.watch_cache`, of every process there will be."""
         self._on_cache_events = tell
 
-    async def follow(self, away: Callable[[], None]) -> None:
-        """Announce the cards of the process, and call `away` when it is gone, until cancelled."""
+    async def follow(
+        self, away: Callable[[], None], prepare: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Announce the cards of the process, and call `away` when it is gone, until cancelled.
+
+        `prepare` is awaited with each new process before it is announced.
+        """
         card: ModelCard | None = None
         while True:
             link = next(iter(self._plane.workers()), None)
@@ -53,6 +58,9 @@ class EngineProxy:
                 if self._link is not None:
                     away()
                 self._link, card = link, None
+                if link is not None and prepare is not None:
+                    await prepare()
+                    continue  # It may have another card now, or be gone.
             if link is not None and link.card != card:
                 first, card = card is None, link.card
                 self._announce(card)

@@ -23,13 +23,23 @@ class WantedAdapters:
 
     Args:
         path: a list of name, path and sha256, YAML or JSON.
+        loaded: returns the names of adapters that the engine has; None while there is no engine.
+        call: has it run a command.
 
     Raises:
         InvalidRequestError: the file cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        loaded: Callable[[], Collection[str] | None],
+        call: Callable[[LoadAdapter | UnloadAdapter], Awaitable[object]],
+    ) -> None:
         self._path = path
+        self._loaded = loaded
+        self._call = call
+        self._turn = asyncio.Lock()
         self._given: dict[str, LoadAdapter] = {}
         self._wanted: dict[str, LoadAdapter] = {}
         self._refused: dict[LoadAdapter, float] = {}
@@ -40,42 +50,34 @@ class WantedAdapters:
         self._wanted = {order.name: order for order in read_modules(self._path)}
         self._refused = {}
 
-    async def follow(
-        self,
-        loaded: Callable[[], Collection[str] | None],
-        call: Callable[[LoadAdapter | UnloadAdapter], Awaitable[object]],
-    ) -> None:
-        """Have the engine load and unload, until cancelled.
-
-        Args:
-            loaded: returns the names of adapters that it has; None while there is no engine.
-            call: has it run a command.
-        """
+    async def follow(self) -> None:
+        """Have the engine load and unload as the file changes, until cancelled."""
         watching = asyncio.create_task(self.files.watch())
         try:
             while True:
-                has = loaded()
-                if has is not None:
-                    await self._reconcile(has, call)
+                await self.bring()
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             watching.cancel()
 
-    async def _reconcile(
-        self,
-        has: Collection[str],
-        call: Callable[[LoadAdapter | UnloadAdapter], Awaitable[object]],
-    ) -> None:
+    async def bring(self) -> None:
+        """Have the engine load what it lacks and unload what is not wanted; errors are logged."""
+        async with self._turn:
+            has = self._loaded()
+            if has is not None:
+                await self._reconcile(has)
+
+    async def _reconcile(self, has: Collection[str]) -> None:
         wanted, now = self._wanted, asyncio.get_running_loop().time()
         for name in self._given.keys() - wanted.keys():
-            if await _done(call, UnloadAdapter(name)):
+            if await _done(self._call, UnloadAdapter(name)):
                 del self._given[name]
         for name, order in wanted.items():
             if self._given.get(name) == order and name in has:
                 continue
             if now < self._refused.get(order, 0.0):
                 continue
-            if await _done(call, order):
+            if await _done(self._call, order):
                 self._given[name] = order
             else:
                 self._refused[order] = now + RETRY_SECONDS

@@ -1,4 +1,4 @@
-"""All attackers, one module for each family."""
+"""All attackers, one module for each family; those that need torch are in `inlay_audit.neural`."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module

@@ -1,1 +1,1 @@
-"""Routes of files and batches: `/v1/files`, `/v1/batches`."""
+"""Routes of files and batches, `/v1/files` and `/v1/batches`. No line is run here."""

@@ -1,1 +1,4 @@
-"""Routes of images and speech: `/v1/images/generations`, `/v1/audio/speech`."""
+"""Routes of images and speech: from a request to the stages that answer it, and their answers.
+
+`POST /v1/images/generations`, `POST /v1/audio/speech`; nothing is computed here.
+"""

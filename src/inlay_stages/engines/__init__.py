@@ -1,1 +1,1 @@
-"""Engines of stages: diffusers, vLLM-Omni, and speech."""
+"""Engines of stages, one package each; none imports another's library."""

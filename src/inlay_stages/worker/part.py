@@ -4,17 +4,37 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 from inlay.base.errors import EngineError, InvalidRequestError
-from inlay.engine.api import FedEngine, PausingEngine
-from inlay.engine.input_stream import InputStream
+from inlay.engine.api import Engine
 from inlay.messages.request import Emit, Request, Task
 from inlay.worker.host import guarded
 from inlay.worker.part import Handle, HostAccess
 from inlay_stages.worker.input_fetcher import InputFetcher
+from inlay_stages.worker.input_stream import InputStream
 from inlay_stages.worker.payload_store import PayloadStore
 
 log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class FedEngine(Engine, Protocol):
+    """An engine that takes inputs of a request while it runs."""
+
+    def submit_fed(self, request: Request, emit: Emit, inflow: InputStream) -> None:
+        """As `submit`, of a request whose inputs come by `inflow`."""
+
+
+@runtime_checkable
+class PausingEngine(Protocol):
+    """An engine that can wait with a request while others go on."""
+
+    def pause(self, request_id: str, paused: bool) -> None:
+        """Compute nothing more for a request beyond the step that runs, or go on with it.
+
+        Unknown ids are ignored. It may be aborted, and its deadline passes, as of any other.
+        """
 
 
 class StagePart:

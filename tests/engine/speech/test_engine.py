@@ -20,7 +20,6 @@ from inlay.base.errors import (
     NotFoundError,
     OverloadedError,
 )
-from inlay.engine.input_stream import InputStream
 from inlay.engine.settings import EngineSettings
 from inlay.media.sound_files import FORMATS
 from inlay.messages.digest import Secret
@@ -30,6 +29,7 @@ from inlay.messages.speech import Speech
 from inlay_stages.engines.speech.engine import SpeechEngine
 from inlay_stages.engines.speech.job import TurnPayloads
 from inlay_stages.engines.speech.talker import Talk
+from inlay_stages.worker.input_stream import InputStream
 from tests.engine.speech.test_speech import states
 from tests.omni_models import omni
 

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 
 from inlay.engine.torch.attention.cuda import CudaAttention
-from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
+from inlay.engine.torch.attention.gathered import GatheredAttention
 from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.shape import LayerShape
-from inlay.engine.torch.batch import Batch, BatchItem
+from inlay.engine.torch.batch import Batch, BatchItem, Workspace
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.windows import Chunk, Window

@@ -13,13 +13,13 @@ from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.torch.attention import gathered as gathered_attention
 from inlay.engine.torch.attention.choice import attention
 from inlay.engine.torch.attention.cuda import CudaAttention
-from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
+from inlay.engine.torch.attention.gathered import GatheredAttention
 from inlay.engine.torch.attention.layers import observe
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention, Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.shape import LayerShape
-from inlay.engine.torch.batch import Batch, BatchItem
+from inlay.engine.torch.batch import Batch, BatchItem, Workspace
 from inlay.engine.torch.cache.kv_layout import PageGroup, first_page
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.native import kernels

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
+from inlay.engine.torch.attention.gathered import GatheredAttention
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Scoring
-from inlay.engine.torch.batch import Batch, BatchItem
+from inlay.engine.torch.batch import Batch, BatchItem, Workspace
 from inlay.engine.torch.native import Kernels, build, kernels, prebuilt, sources
 from inlay.engine.torch.windows import Chunk
 from inlay.messages.prompt import Tokens

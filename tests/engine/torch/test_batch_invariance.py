@@ -26,7 +26,7 @@ from inlay.engine.torch.speculation.draft_head import HeadDrafter
 from inlay.engine.torch.speculation.eagle import load_eagle
 from inlay.engine.torch.speculation.ngram import NgramDrafter
 from inlay.engine.torch.step import Core
-from inlay.engine.torch.weights.invariance import RotaryTable
+from inlay.engine.torch.weights.linear import RotaryTable
 from inlay.messages.card import Exactness
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Prompt, Tokens

@@ -15,8 +15,7 @@ from inlay.engine.torch.needs import (
     Needs,
     Result,
 )
-from inlay.engine.torch.sequence_factory import SequenceFactory
-from inlay.engine.torch.step import Core
+from inlay.engine.torch.step import Core, SequenceFactory
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Grammar, Output, Request
 from tests.engine.torch.simulation import Simulation, bounds

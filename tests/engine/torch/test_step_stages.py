@@ -15,12 +15,11 @@ from inlay.demo import model_dir
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.cache.kv_layout import EngineLimits
-from inlay.engine.torch.committer import Committer
-from inlay.engine.torch.emitter import Emitter
 from inlay.engine.torch.in_flight_step import InFlightStep, Lookahead, TokenRun
 from inlay.engine.torch.loading import speculator_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.plan import ScheduledChunk, Totals
+from inlay.engine.torch.results import Committer, Emitter
 from inlay.engine.torch.sampling.sampler import SampledToken
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator

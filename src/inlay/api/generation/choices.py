@@ -15,6 +15,7 @@ from inlay.messages.request import Output, Payload, Request, TokenLogprobs
 from inlay.render import (
     PLAIN,
     Begins,
+    ContentDelta,
     Detokenizer,
     OutputDelta,
     OutputFormat,
@@ -120,7 +121,7 @@ class ChoiceState:
     """
 
     __slots__ = (
-        "_detokenizer", "_include_stop", "_may_call", "_min_tokens", "_parser", "_reasoning",
+        "_detokenizer", "_include_stop", "_min_tokens", "_parser", "_reasoning",
         "_stops", "cached_tokens", "calls_tools", "completion_tokens", "finish_reason",
         "hidden_states", "index", "payloads", "pieces", "queued_seconds", "request", "worker",
     )  # fmt: skip
@@ -144,8 +145,8 @@ class ChoiceState:
             spaces_between_special_tokens=display.spaces_between_special_tokens,
             keep=display.format.special_tokens,
         )
-        self._parser = display.format.parser()
-        self._may_call = not isinstance(self._parser, ContentParser)
+        make = display.format.parser
+        self._parser = None if make is ContentParser else make()
         ids = display.format.reasoning
         self._reasoning = None if ids is None else _ReasoningCount(ids, renderer)
         self._stops = (
@@ -214,7 +215,7 @@ class ChoiceState:
     @property
     def is_plain(self) -> bool:
         """True if all text is content."""
-        return self._reasoning is None and not self._may_call
+        return self._reasoning is None and self._parser is None
 
     def further(self, delta: Output) -> str | ChoicePiece:
         """Take an output that has nothing but ids, for plain choices alone.
@@ -242,11 +243,15 @@ class ChoiceState:
 
     def _read(self, text: str, ids: Sequence[int]) -> list[OutputDelta]:
         """Parse the text of further tokens."""
-        output = self._parser.push(text)
-        if self.finish_reason is not None:
-            output += self._parser.flush()
-        if self._may_call and not self.calls_tools:
-            self.calls_tools = any(isinstance(delta, ToolCallDelta) for delta in output)
+        output: list[OutputDelta]
+        if self._parser is None:
+            output = [ContentDelta(text)] if text else []
+        else:
+            output = self._parser.push(text)
+            if self.finish_reason is not None:
+                output += self._parser.flush()
+            if not self.calls_tools:
+                self.calls_tools = any(isinstance(delta, ToolCallDelta) for delta in output)
         if self._reasoning is not None:
             self._reasoning.take(ids)
         return output

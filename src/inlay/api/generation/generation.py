@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -285,7 +286,8 @@ class Generation:
         self._times.finished(self._cached_tokens())
 
     def _cached_tokens(self) -> int:
-        return sum(choice.cached_tokens for choice in self.choices[:: self._per_prompt])
+        firsts = self.choices[:: self._per_prompt]
+        return sum(map(attrgetter("cached_tokens"), firsts))
 
     def _prompt_tokens(self, request: Request) -> int:
         return len(request.prompt) + self._positions_before
@@ -432,6 +434,7 @@ def generation_of(
     told = scored or sampling[0].logprobs is not None
     bulk = reserve(call.reservation, sampling[0], prompts, per_prompt) if told else 0
     requests: list[Request] = []
+    longest = 0
     for index, own in enumerate(sampling):
         engine_request = call.engine_request(
             f"{unique_id}-{index}",
@@ -441,8 +444,10 @@ def generation_of(
             cache_salt=request.cache_salt,
             priority=request.priority,
         )
-        _check_served(model, engine_request, request)
+        if model.card.refusals:
+            _check_served(model, engine_request, request)
         requests.append(engine_request)
+        longest = max(longest, own.max_tokens)
 
     def begin(sent: Sequence[Request]) -> list[ChoiceState]:
         display = DisplayOptions(
@@ -454,9 +459,9 @@ def generation_of(
         )
         return [ChoiceState(index, own, renderer, display) for index, own in enumerate(sent)]
 
-    total = sum(len(prompt) + model.positions_before for prompt in prompts)
+    total = sum(map(len, prompts)) + model.positions_before * len(prompts)
     times = call.times = call.server.metrics.request(
-        model.card.name, total, call.began, per_prompt, max(own.max_tokens for own in sampling)
+        model.card.name, total, call.began, per_prompt, longest
     )
     scores = [PromptScores(prompt) for prompt in prompts] if scored else []
     generation = Generation(
@@ -485,8 +490,6 @@ def _fingerprint(*parts: str | None) -> str:
 
 def _check_served(model: ServedModel, engine_request: Request, request: GenerationRequest) -> None:
     card = model.card
-    if not card.refusals:
-        return
     if model.positions_before:
         # A trained prompt is embeddings to the engine, not an adapter.
         engine_request = msgspec.structs.replace(engine_request, adapter=None)

@@ -169,8 +169,9 @@ class StatesPlan:
                 "format base64, safetensors or ref takes more",
                 param=f"{_FIELD}.format",
             )
-        # As they come and joined; in the answer and in its body.
-        call.reservation.grow(2 * size + 2 * self._shown_bytes(shown))
+        # As they come and joined; joined and as the answer has them; in the answer and in its body.
+        bulk = self._shown_bytes(shown)
+        call.reservation.grow(max(2 * size, size + bulk, 2 * bulk))
         return found
 
     async def finish(self, call: Call, choices: Sequence[ChoiceState]) -> int:

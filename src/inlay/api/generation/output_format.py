@@ -1,6 +1,7 @@
 """Output format of a chat: its parsers, and the position from which a grammar binds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -148,11 +149,14 @@ def output_format_for(
     )
     tokens = frozenset(calls.tokens if calls is not None else ())
 
-    def answer() -> OutputParser:
-        if use.grammar is not None:
-            return use.forced_parser(tools)
-        return ContentParser() if calls is None else calls.parser(tools)
+    def forced() -> OutputParser:
+        return use.forced_parser(tools)
 
+    answer: Callable[[], OutputParser] = ContentParser
+    if use.grammar is not None:
+        answer = forced
+    elif calls is not None:
+        answer = partial(calls.parser, tools)
     form = forms.reasoning
     if not isinstance(form, ReasoningForm):
         return OutputFormat(answer, tokens), grammar

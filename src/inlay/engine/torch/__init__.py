@@ -24,7 +24,7 @@ Prompts may be tokens, embedding vectors, or both. One step goes through these t
   but the last (`MediaProvider`, `PageExchange`, `GrammarProvider`); `Core.fulfil` is the way back.
 - `media/` encodes the media of prompts, off the engine's thread; `prompt_media.py` keeps the rows
   of a sequence. In a batch, images are rows.
-- `InFlightStep` is a step whose results are not read yet. `CacheEvents` reports changes of the
+- `InFlightStep` is a step whose results are not read yet. `CacheEventQueue` reports changes of the
   prefix cache, `SleepState` keeps what a sleeping engine needs to wake.
 
 Overlap (lag one). A step is launched (scheduled, packed, its forward pass enqueued), its next

@@ -3,6 +3,7 @@
 Shapes: T positions in the step, S chunks, R rows among the positions, C hidden size, N page groups.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -26,6 +27,33 @@ if TYPE_CHECKING:
 
 DEEPSTACK = "deepstack"
 """Kind of the fields of a bundle that hold inner features: `deepstack.0` and so on."""
+
+
+class Workspace:
+    """Reused buffers for gathered keys and values; they only grow.
+
+    Allocating fresh memory would cost more than the attention itself.
+    """
+
+    __slots__ = ("_buffers",)
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return a tensor of `shape`, dtype and device as `like`.
+
+        Its content is undefined; it is valid until `name` is taken again.
+        """
+        size = math.prod(shape)
+        buffer = self._buffers.get(name)
+        if (
+            buffer is None
+            or buffer.numel() < size
+            or (buffer.dtype, buffer.device) != (like.dtype, like.device)
+        ):
+            buffer = self._buffers[name] = like.new_empty(size)
+        return buffer[:size].view(shape)
 
 
 @dataclass(slots=True)

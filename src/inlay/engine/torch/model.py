@@ -20,13 +20,12 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention.choice import attention, kernels_on
 from inlay.engine.torch.attention.chunks import see_chunks
-from inlay.engine.torch.attention.gathered import Workspace
 from inlay.engine.torch.attention.layers import least_page_size, observe
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention, WithLargestWindow
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.recurrent import RecurrentStates, keep_states
 from inlay.engine.torch.attention.shape import LayerShape
-from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.batch import Batch, Workspace
 from inlay.engine.torch.body_arguments import has_inputs_per_layer, inner_features
 from inlay.engine.torch.cache.kv_layout import page_groups
 from inlay.engine.torch.checks import check_recurrent

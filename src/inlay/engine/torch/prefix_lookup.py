@@ -1,4 +1,4 @@
-"""Cached pages of a sequence."""
+"""Pages of a sequence that are cached, and those that another is computing."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from itertools import chain
 
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
+from inlay.engine.torch.needs import Need
 from inlay.engine.torch.sequence import Sequence
 from inlay.messages.prompt import split_point
 
@@ -139,6 +140,74 @@ class PrefixLookup:
     def _cached(self, sequence: Sequence, group: int, index: int) -> int | None:
         digest = self._digest(sequence, index)
         return None if digest is None else self._cache.find(digest, group)
+
+
+class PagesInProgress:
+    """Full pages that running sequences are computing, by digest: the first of each computes it.
+
+    Those that would compute it too wait for it: requests that share a prompt compute it once.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._size = page_size
+        self._makers: dict[bytes, Sequence] = {}
+        self._waiters: dict[bytes, set[Sequence]] = {}
+
+    def add(self, sequence: Sequence, computed: int) -> None:
+        """A sequence has started: it computes its known pages from position `computed` on."""
+        for digest in self._digests(sequence, computed):
+            if self._makers.setdefault(digest, sequence).paused:
+                self._makers[digest] = sequence
+
+    def remove(self, sequence: Sequence, computed: int) -> None:
+        """A sequence has stopped; its positions up to `computed` were committed."""
+        for digest in self._digests(sequence, computed):
+            self.complete(digest, sequence)
+
+    def complete(self, digest: bytes, sequence: Sequence) -> None:
+        """A sequence has computed a page, or found it cached."""
+        if self._makers.get(digest) is sequence:
+            del self._makers[digest]
+            self._release(digest)
+
+    def paused(self, sequence: Sequence) -> None:
+        """Nobody knows when a sequence goes on: no other waits for what it computes."""
+        for digest in [one for one, maker in self._makers.items() if maker is sequence]:
+            self._release(digest)
+
+    def wait(self, sequence: Sequence, cached: int) -> bool:
+        """Have a sequence wait if one before it computes the page that it would compute next.
+
+        Args:
+            sequence: has not started.
+            cached: page index up to which it finds pages in the cache.
+        """
+        stop = (cached + 1) * self._size
+        if stop > sequence.max_cacheable or not may_stop(sequence, stop):
+            return False
+        digest = sequence.page_digest(cached, self._size)
+        maker = None if digest is None else self._makers.get(digest)
+        if digest is None or maker is None or maker.paused or maker.order >= sequence.order:
+            return False
+        sequence.needs.add(Need("prefix", digest))
+        self._waiters.setdefault(digest, set()).add(sequence)
+        return True
+
+    def ended(self, sequence: Sequence) -> None:
+        """A sequence waits for no page any more."""
+        for need in sequence.needs:
+            if need.kind == "prefix":
+                self._waiters[need.key].discard(sequence)
+
+    def _release(self, digest: bytes) -> None:
+        for sequence in self._waiters.pop(digest, ()):
+            sequence.needs.discard(Need("prefix", digest))
+
+    def _digests(self, sequence: Sequence, computed: int) -> Iterable[bytes]:
+        for index in range(computed // self._size, sequence.length // self._size):
+            digest = sequence.page_digest(index, self._size)
+            if digest is not None:
+                yield digest
 
 
 def may_stop(sequence: Sequence, position: int) -> bool:

@@ -37,10 +37,10 @@ from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.fairness import StepShares, count_starved_step
 from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput, budget, yields
-from inlay.engine.torch.prefix_lookup import Hits, PrefixLookup
+from inlay.engine.torch.prefix_lookup import Hits, PagesInProgress, PrefixLookup
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
-from inlay.engine.torch.start_needs import PagesInProgress, StartNeeds
+from inlay.engine.torch.start_needs import StartNeeds
 from inlay.messages.prompt import split_point
 
 MAX_STARVED_STEPS = 8
@@ -244,7 +244,7 @@ class Scheduler:
             cached = 0 if hits is None else hits.stop
             if self._in_progress.wait(sequence, cached):
                 continue
-            if self.start_needs.ask_rows(sequence, cached):
+            if sequence.media is not None and self.start_needs.ask_rows(sequence, cached):
                 continue
             found: Collection[int] = () if hits is None else hits
             start = cached * self.bounds.page_size

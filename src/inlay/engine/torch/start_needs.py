@@ -1,9 +1,8 @@
-"""Needs of a sequence before it starts: rows, pages it has lost, pages that another computes."""
+"""Needs of a sequence before it starts: rows, and pages it has lost."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from inlay.engine.torch.needs import PAGES_AGAIN, Need
-from inlay.engine.torch.prefix_lookup import may_stop
 from inlay.engine.torch.sequence import Sequence
 
 
@@ -47,71 +46,3 @@ class StartNeeds:
         if need not in sequence.needs:
             sequence.needs.add(need)
             self.asked.append((sequence, need))
-
-
-class PagesInProgress:
-    """Full pages that running sequences are computing, by digest: the first of each computes it.
-
-    Those that would compute it too wait for it: requests that share a prompt compute it once.
-    """
-
-    def __init__(self, page_size: int) -> None:
-        self._size = page_size
-        self._makers: dict[bytes, Sequence] = {}
-        self._waiters: dict[bytes, set[Sequence]] = {}
-
-    def add(self, sequence: Sequence, computed: int) -> None:
-        """A sequence has started: it computes its known pages from position `computed` on."""
-        for digest in self._digests(sequence, computed):
-            if self._makers.setdefault(digest, sequence).paused:
-                self._makers[digest] = sequence
-
-    def remove(self, sequence: Sequence, computed: int) -> None:
-        """A sequence has stopped; its positions up to `computed` were committed."""
-        for digest in self._digests(sequence, computed):
-            self.complete(digest, sequence)
-
-    def complete(self, digest: bytes, sequence: Sequence) -> None:
-        """A sequence has computed a page, or found it cached."""
-        if self._makers.get(digest) is sequence:
-            del self._makers[digest]
-            self._release(digest)
-
-    def paused(self, sequence: Sequence) -> None:
-        """Nobody knows when a sequence goes on: no other waits for what it computes."""
-        for digest in [one for one, maker in self._makers.items() if maker is sequence]:
-            self._release(digest)
-
-    def wait(self, sequence: Sequence, cached: int) -> bool:
-        """Have a sequence wait if one before it computes the page that it would compute next.
-
-        Args:
-            sequence: has not started.
-            cached: page index up to which it finds pages in the cache.
-        """
-        stop = (cached + 1) * self._size
-        if stop > sequence.max_cacheable or not may_stop(sequence, stop):
-            return False
-        digest = sequence.page_digest(cached, self._size)
-        maker = None if digest is None else self._makers.get(digest)
-        if digest is None or maker is None or maker.paused or maker.order >= sequence.order:
-            return False
-        sequence.needs.add(Need("prefix", digest))
-        self._waiters.setdefault(digest, set()).add(sequence)
-        return True
-
-    def ended(self, sequence: Sequence) -> None:
-        """A sequence waits for no page any more."""
-        for need in sequence.needs:
-            if need.kind == "prefix":
-                self._waiters[need.key].discard(sequence)
-
-    def _release(self, digest: bytes) -> None:
-        for sequence in self._waiters.pop(digest, ()):
-            sequence.needs.discard(Need("prefix", digest))
-
-    def _digests(self, sequence: Sequence, computed: int) -> Iterable[bytes]:
-        for index in range(computed // self._size, sequence.length // self._size):
-            digest = sequence.page_digest(index, self._size)
-            if digest is not None:
-                yield digest

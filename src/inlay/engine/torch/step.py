@@ -16,9 +16,7 @@ from inlay.base.errors import DeadlineExceededError, EngineError, InlayError, No
 from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEventQueue
-from inlay.engine.torch.committer import Committer
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
-from inlay.engine.torch.emitter import Emitter
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.in_flight_step import Lookahead
 from inlay.engine.torch.model import CausalModel
@@ -26,20 +24,68 @@ from inlay.engine.torch.needs import GRAMMAR, Need, Result
 from inlay.engine.torch.pages.cached import CachedPages, MissingPages
 from inlay.engine.torch.pages.copying import PageCopier, RecordShape
 from inlay.engine.torch.plan import ScheduledChunk, Totals
+from inlay.engine.torch.prompt_media import RopePositions
+from inlay.engine.torch.results import Committer, Emitter
 from inlay.engine.torch.runner import Runner
 from inlay.engine.torch.sampling.chooser import TokenChooser
 from inlay.engine.torch.sampling.sampler import Sampler
 from inlay.engine.torch.sampling.token_sampler import TokenSampler
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
-from inlay.engine.torch.sequence_factory import SequenceFactory
 from inlay.engine.torch.speculation import SpeculationCounts, Speculator
 from inlay.messages.card import Stats
-from inlay.messages.digest import Secret
+from inlay.messages.digest import Chain, Secret, root_digest
 from inlay.messages.prompt import Rows
 from inlay.messages.request import Output, Request
 
 log = logging.getLogger(__name__)
+
+
+class SequenceFactory:
+    """Makes sequences for one model, in the order of their arrival."""
+
+    def __init__(
+        self, model: CausalModel, adapters: LoraAdapters, secret: Secret, *, prefix_caching: bool
+    ) -> None:
+        self._model = model
+        self._adapters = adapters
+        self._secret = secret
+        self._prefix_caching = prefix_caching
+        self._arrivals = 0
+
+    def make(
+        self,
+        request: Request,
+        expires: float | None = None,
+        grammar: GrammarState | None = None,
+    ) -> Sequence:
+        """Return a sequence of which nothing is computed.
+
+        Raises `NotFoundError` if the adapter of `request` is not loaded. Arguments as `Sequence`'s.
+        """
+        chain = None
+        model, name = self._model, request.adapter
+        adapter = None if name is None else self._adapters.content_id(name)
+        if self._prefix_caching:
+            root = root_digest(
+                self._secret,
+                weights_id=model.weights_id,
+                dtype=str(model.dtype).removeprefix("torch."),
+                adapter=adapter,
+                salt=request.salt,
+            )
+            chain = Chain(root, self._secret)
+        sequence = Sequence(
+            request,
+            arrival=self._arrivals,
+            chain=chain,
+            expires=expires,
+            page_groups=len(model.windows),
+            grammar=grammar,
+            rope=RopePositions(request.prompt) if model.rope_axes == 3 else None,
+        )
+        self._arrivals += 1
+        return sequence
 
 
 class Core:

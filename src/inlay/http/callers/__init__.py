@@ -1,6 +1,6 @@
 """Authentication, tenants, rate limits and quotas.
 
-`Keys` maps the `Authorization` header to a `Caller`: its `Tenant`, its limits, and its admin right.
+`ApiKeys` maps the `Authorization` header to a `Caller`: its `Tenant`, limits and admin right.
 `Clients` counts each client's running requests and bytes, and holds its token bucket. Where no key
 is required, a client is an IP address (an IPv6 /64).
 

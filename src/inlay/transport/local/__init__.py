@@ -1,6 +1,6 @@
-"""The plane of one machine.
+"""The plane of one machine: a Unix socket and shared memory, frontend to worker processes.
 
-A Unix socket and shared memory between a frontend and its worker processes.
+No NATS and no TLS: the other end is a process that this one has started.
 """
 
 from inlay.transport.local.arena import RESERVED, Arena

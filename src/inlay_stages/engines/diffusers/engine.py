@@ -12,7 +12,6 @@ import torch
 
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.engine.compute_thread import ComputeThread
-from inlay.engine.input_stream import InputStream
 from inlay.engine.probe import last_output, probe_failed
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.failures import model_failed
@@ -32,6 +31,7 @@ from inlay_stages.engines.diffusers.probing import probe_request
 from inlay_stages.engines.diffusers.turns import put_back, take
 from inlay_stages.engines.jobs import Jobs
 from inlay_stages.engines.sleep import StageSleep
+from inlay_stages.worker.input_stream import InputStream
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from importlib.metadata import version
 
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.engine.compute_thread import ComputeThread
-from inlay.engine.input_stream import InputStream
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.failures import model_failed
 from inlay.engine.torch.self_check.parts import checked_parts
@@ -22,6 +21,7 @@ from inlay_stages.engines.sleep import StageSleep
 from inlay_stages.engines.speech.job import SpeechJob
 from inlay_stages.engines.speech.loading import SYSTEM, LoadedSpeech, load
 from inlay_stages.engines.speech.vocoder import SAMPLE_RATE
+from inlay_stages.worker.input_stream import InputStream
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from inlay.base.errors import EngineError, ErrorFrame, InlayError
-from inlay.engine.input_stream import InputStream
 from inlay.engine.torch.self_check.parts import CheckedPart
 from inlay.messages.request import Emit, EngineUsage, FinishReason, Input, Output, Payload, Request
 from inlay.messages.speech import Speech
+from inlay_stages.worker.input_stream import InputStream
 
 
 class TurnPayloads(NamedTuple):

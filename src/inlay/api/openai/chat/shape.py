@@ -45,6 +45,9 @@ class _Said(NamedTuple):
     tool_calls: list[ToolCallDelta]
 
 
+_NOTHING = _Said(_UNSET, _UNSET, [])
+
+
 class ChatShape:
     """Chat completions in vLLM 0.32's form.
 
@@ -190,8 +193,8 @@ class ChatShape:
 
     def _delta(self, piece: ChoicePiece) -> ChatDelta | None:
         """Return the delta of a piece, or None if it is empty."""
-        said = self._said(piece)
-        if said == (_UNSET, _UNSET, []):
+        said = self._said(piece) if piece.output else _NOTHING
+        if said == _NOTHING:
             return None
         calls = [
             ToolCallPiece(

@@ -1,1 +1,4 @@
-"""`POST /v1/completions`."""
+"""`POST /v1/completions`: the route, and the form of its answer.
+
+What is computed is `inlay.api.generation`'s; types are in `inlay.api.openai.schema.completions`.
+"""

@@ -18,7 +18,7 @@ from inlay.api.openai.schema.embeddings import EncodedRequest, TextsUsage
 from inlay.base.errors import InvalidRequestError
 from inlay.http.server import JSON_HEADER
 
-Format: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
+Format: TypeAlias = Literal["float", "base64", "bytes", "bytes_only", "safetensors"]
 Header: TypeAlias = tuple[bytes, bytes]
 
 DTYPES: Mapping[str, npt.DTypeLike] = {
@@ -81,7 +81,8 @@ class Encoding:
     """Encoding of vectors in a response.
 
     Attributes:
-        format: "float" and "base64" are in JSON, "bytes" and "bytes_only" are the raw body.
+        format: "float" and "base64" are in JSON, "bytes" and "bytes_only" are the raw body,
+            "safetensors" is a file with all outputs (`inlay.api.openai.embeddings.file_answer`).
         dtype: one of `DTYPES`, of base64 and bytes, or of `INTEGERS`.
         endianness: byte order of base64 and bytes.
     """
@@ -95,13 +96,19 @@ class Encoding:
         """Return the encoding of a request.
 
         Raises:
-            InvalidRequestError: a dtype or byte order with numbers, which have none.
+            InvalidRequestError: a dtype or byte order with numbers, which have none, or a byte
+                order with a file, which has its own.
         """
         found = cls(
             request.encoding_format or "float",
             request.embed_dtype or "float32",
             request.endianness or "native",
         )
+        if found.format == "safetensors" and found.endianness == "big":
+            raise InvalidRequestError(
+                "endianness big is of base64 and bytes; safetensors is little endian",
+                param="endianness",
+            )
         if found.format == "float":
             for name, value, default in (
                 ("embed_dtype", found.dtype, "float32"),
@@ -145,7 +152,7 @@ class Encoding:
         if self.format not in ("float", "base64"):
             raise InvalidRequestError(
                 f"encoding_format {self.format} has one dense vector for each input and nothing "
-                "else; allowed for other outputs: float, base64",
+                "else; allowed for other outputs: float, base64, and of /v1/embeddings safetensors",
                 param="encoding_format",
             )
 
@@ -228,12 +235,25 @@ class Encoding:
             body, _OCTETS, ((b"metadata", json.dumps(metadata).encode("ascii")),)
         )
 
+    def cast(self, vectors: Array) -> tuple["npt.NDArray[Any]", "npt.NDArray[np.float32] | None"]:
+        """Return vectors [..., size] in the dtype, and the factors of int8. Raises as `answer`."""
+        if self.dtype in INTEGERS:
+            return quantised(vectors, self.dtype)
+        return self._floats(vectors), None
+
     def _binary(self, vectors: "npt.NDArray[Any]") -> npt.NDArray[np.uint8]:
         """Return the bytes of each vector, in the last dimension."""
+        values = self._floats(vectors)
+        if self.endianness not in ("native", sys.byteorder):
+            values = values.view(f"u{values.dtype.itemsize}").byteswap()
+        return np.ascontiguousarray(values).view(np.uint8)
+
+    def _floats(self, vectors: "npt.NDArray[Any]") -> "npt.NDArray[Any]":
+        """Return floats in the dtype, and integers as they are."""
         # Values that do not fit become infinite or NaN, which is checked below.
         with np.errstate(over="ignore", invalid="ignore"):
             kind = DTYPES[self.dtype] if vectors.dtype.kind == "f" else vectors.dtype
-            values = vectors.astype(kind)
+            values: npt.NDArray[Any] = vectors.astype(kind)
         if (
             vectors.dtype.kind == "f"
             and self.dtype != "float32"
@@ -243,9 +263,7 @@ class Encoding:
                 f"embed_dtype {self.dtype} does not hold a value of {np.abs(vectors).max():g}",
                 param="embed_dtype",
             )
-        if self.endianness not in ("native", sys.byteorder):
-            values = values.view(f"u{values.dtype.itemsize}").byteswap()
-        return np.ascontiguousarray(values).view(np.uint8)
+        return values
 
 
 def quantised(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from inlay.api.openai.embeddings.inputs import InputPiece, Inputs, chunks
 from inlay.api.openai.schema.embeddings import TextsRequest, TextsUsage
-from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.embedding.bundles import FIRST_PORTS, bundles_of, parts_of
 from inlay.embedding.cache import Bundle
 from inlay.http.request_scope import RequestScope
@@ -170,10 +170,19 @@ class Gathering:
         if wanted.most is not None and self._numbers_shown > wanted.most:
             raise InvalidRequestError(
                 f"the vectors of tokens are over {wanted.most} numbers, which JSON does not hold "
-                "here: ask with encoding_format base64, or with fewer or shorter inputs",
+                "here: ask with encoding_format base64 or safetensors, or with fewer or shorter "
+                "inputs",
                 param="encoding_format",
             )
-        self._call.reservation.grow(size)
+        try:
+            self._call.reservation.grow(size)
+        except InlayError as error:
+            if "sparse" not in wanted.names or wanted.max_active:
+                raise
+            raise error.advising(
+                "A sparse vector may have as many weights as the vocabulary has ids; max_active "
+                "keeps the largest"
+            ) from None
 
     async def _fill(
         self, inputs: Inputs, start: int, stop: int, out: list[Gathered | None]

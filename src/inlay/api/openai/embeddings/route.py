@@ -9,6 +9,7 @@ import msgspec
 
 from inlay.api.fields import answer_id, check_common
 from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding, json_answer
+from inlay.api.openai.embeddings.file_answer import file_answer
 from inlay.api.openai.embeddings.gathering import (
     Array,
     Gathered,
@@ -127,8 +128,20 @@ def _embeddings(request: EmbeddingRequest, model: ServedModel, card: EmbeddingCa
         if shown is not None:
             vectors = stacked(found, "dense")[:, : shown.dimensions]
             vectors = normalized(vectors) if shown.normalize else vectors
-            if not outputs:
-                return encoding.answer(vectors, about, items)
+        if encoding.format == "safetensors":
+            return file_answer(
+                found,
+                vectors,
+                outputs,
+                encoding,
+                about,
+                card=card,
+                role=role,
+                normalize=request.normalize,
+                weights_id=model.card.weights_id,
+            )
+        if vectors is not None and not outputs:
+            return encoding.answer(vectors, about, items)
         made: list[dict[str, Any]] = [
             {} if vectors is None else encoding.vectors("embedding", vectors[place])
             for place in range(len(found))
@@ -163,7 +176,14 @@ def _names(request: EmbeddingRequest, model: ServedModel, encoding: Encoding) ->
                 f"{field} is of {name} vectors; the request gets {', '.join(names)}", param=field
             )
     encoding.check_vectors(names)
-    if names != ("dense",):
+    if encoding.format == "safetensors":
+        if "token_labels" in names:
+            raise InvalidRequestError(
+                "token_labels are classes with names, which a safetensors file does not hold; "
+                "allowed: float, base64",
+                param="encoding_format",
+            )
+    elif names != ("dense",):
         encoding.check_json()
     return names
 
@@ -237,6 +257,11 @@ def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) ->
     encoding = Encoding.of(request)
     encoding.check_vectors((name,))
     role = _role(request, model, card)
+    if encoding.format == "safetensors":
+        raise InvalidRequestError(
+            "encoding_format safetensors is of /v1/embeddings, whose `outputs` name what is in it",
+            param="encoding_format",
+        )
     if name in ("tokens", "token_labels"):
         encoding.check_json()
     floats = encoding.format == "float" and name == "tokens"

@@ -141,7 +141,8 @@ class EncodedRequest(PromptsRequest, kw_only=True):
     Attributes:
         encoding_format: "float" (when absent): numbers in JSON; "base64": base64 in JSON; "bytes":
             the body is the vectors one after another, at most 400, described in the header
-            `metadata`; "bytes_only": without the header.
+            `metadata`; "bytes_only": without the header; "safetensors", of /v1/embeddings: one file
+            with all outputs.
         embed_dtype: dtype of base64 and bytes; "float32" when absent, and alone with "float". Of
             dense vectors and tokens also "int8", with a factor for each vector in `scale`, "binary"
             and "ubinary", a bit for each element in integers of 8; these with "float" too.
@@ -149,7 +150,7 @@ class EncodedRequest(PromptsRequest, kw_only=True):
             alone with "float".
     """
 
-    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only", "safetensors"] | None = None
     embed_dtype: (
         Literal[
             "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "binary", "ubinary"

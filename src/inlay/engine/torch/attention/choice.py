@@ -6,12 +6,12 @@ from functools import cache
 import torch
 
 from inlay.engine.torch.attention.cuda import CudaAttention, CudaKernels, Sequences
-from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
+from inlay.engine.torch.attention.gathered import GatheredAttention
 from inlay.engine.torch.attention.latent import LatentAttention
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import PagedAttention
 from inlay.engine.torch.attention.pages import Pages
-from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.batch import Batch, Workspace
 from inlay.engine.torch.native import kernels
 
 _logger = logging.getLogger(__name__)

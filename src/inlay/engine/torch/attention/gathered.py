@@ -9,7 +9,6 @@ size, B sequences in a group, C queries and L gathered positions of each, N page
 page.
 """
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.pages import Pages
-from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.batch import Batch, Workspace
 from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.windows import Chunk, Window, first_seen, size_of
 
@@ -40,33 +39,6 @@ that fit into the cache.
 
 _MIN_BLOCK, _MAX_BLOCK = 16, 256
 """Minimum and maximum number of queries in a block."""
-
-
-class Workspace:
-    """Reused buffers for gathered keys and values; they only grow.
-
-    Allocating fresh memory would cost more than the attention itself.
-    """
-
-    __slots__ = ("_buffers",)
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
-
-    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return a tensor of `shape`, dtype and device as `like`.
-
-        Its content is undefined; it is valid until `name` is taken again.
-        """
-        size = math.prod(shape)
-        buffer = self._buffers.get(name)
-        if (
-            buffer is None
-            or buffer.numel() < size
-            or (buffer.dtype, buffer.device) != (like.dtype, like.device)
-        ):
-            buffer = self._buffers[name] = like.new_empty(size)
-        return buffer[:size].view(shape)
 
 
 class _Group(NamedTuple):

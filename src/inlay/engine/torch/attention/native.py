@@ -8,10 +8,9 @@ import sys
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.attention.gathered import Workspace
 from inlay.engine.torch.attention.paged import Projection, Scoring
 from inlay.engine.torch.attention.pages import Pages
-from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.batch import Batch, Workspace
 from inlay.engine.torch.native import AttentionShape, Kernels
 from inlay.engine.torch.windows import Chunk, Window
 

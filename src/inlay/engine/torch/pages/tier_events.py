@@ -13,7 +13,7 @@ class TierEvents:
 
     Args:
         tier: name of it.
-        group: page group whose pages are reported, as of `CacheEvents`.
+        group: page group whose pages are reported, as of `CacheEventQueue`.
         tell: receives the changes.
     """
 

@@ -26,7 +26,7 @@ from inlay.engine.torch.self_check.prompts import (
     scattered_pages,
 )
 from inlay.engine.torch.self_check.reference import Reference, centred, relative
-from inlay.engine.torch.weights.invariance import RotaryTable
+from inlay.engine.torch.weights.linear import RotaryTable
 
 if TYPE_CHECKING:
     from inlay.engine.torch.attention.pages import Pages

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.attention.choice import attention
-from inlay.engine.torch.attention.gathered import Workspace
 from inlay.engine.torch.attention.paged import PagedAttention
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.shape import LayerShape
-from inlay.engine.torch.batch import Batch, BatchItem
+from inlay.engine.torch.batch import Batch, BatchItem, Workspace
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.plan import ScheduledChunk

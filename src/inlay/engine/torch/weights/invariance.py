@@ -9,52 +9,19 @@ operations on single elements.
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from inlay.engine.torch.lora import AdaptedLinear
 from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 from inlay.engine.torch.weights.fused import FusedAttention, FusedGated
-from inlay.engine.torch.weights.linear import RMSNorm
+from inlay.engine.torch.weights.linear import RMSNorm, RotaryTable
 from inlay.engine.torch.weights.linear_methods import LinearMethod
-
-_BLOCK = 1024
-"""Positions whose angles are computed at once."""
 
 _MODELS = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )
 """transformers models which are nothing but the modules checked here, and sums of two tensors."""
-
-
-class RotaryTable(nn.Module):
-    """Replacement of a rotary embedding whose angles depend on the position alone.
-
-    Sines and cosines of a position come from a table that is filled in whole blocks: how vector
-    functions round may depend on an element's place in a tensor.
-    """
-
-    def __init__(self, rotary: nn.Module) -> None:
-        super().__init__()
-        self._rotary = rotary
-        self._blocks: list[tuple[Tensor, Tensor]] = []
-        self._table: tuple[Tensor, Tensor] | None = None
-
-    def clear(self) -> None:
-        """Drop the table; it is filled again as it is needed."""
-        self._blocks, self._table = [], None
-
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [1, T, R], in the dtype of `x`, of positions [1, T]."""
-        needed = int(position_ids.max()) // _BLOCK + 1
-        if self._table is None or needed > len(self._blocks):
-            for block in range(len(self._blocks), needed):
-                positions = torch.arange(block * _BLOCK, (block + 1) * _BLOCK)
-                self._blocks.append(self._rotary(x, positions[None]))
-            cosines, sines = zip(*self._blocks, strict=True)
-            self._table = torch.cat(cosines, 1), torch.cat(sines, 1)
-        cosine, sine = self._table
-        return cosine[:, position_ids[0]], sine[:, position_ids[0]]
 
 
 def make_invariant(

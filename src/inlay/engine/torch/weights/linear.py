@@ -43,6 +43,9 @@ oneDNN reads weights at 17 GB/s for products of one row and 14 for two, but 20 f
 """
 
 
+_BLOCK = 1024
+"""Positions whose angles are computed at once."""
+
 _SAME_FORMULA = 1e-5
 """Difference of two computations of one norm in float32, as in `differ`: rounding alone."""
 
@@ -75,6 +78,36 @@ class RMSNorm(nn.Module):
         norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True, dtype=torch.float32)
         factor = torch.addcmul(self._offset, norm, norm, value=1 / self._size).rsqrt_()
         return torch.mul(x, factor).mul_(self.weight).to(x.dtype)
+
+
+class RotaryTable(nn.Module):
+    """Replacement of a rotary embedding whose angles depend on the position alone.
+
+    Sines and cosines of a position come from a table that is filled in whole blocks: how vector
+    functions round may depend on an element's place in a tensor.
+    """
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self._rotary = rotary
+        self._blocks: list[tuple[Tensor, Tensor]] = []
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def clear(self) -> None:
+        """Drop the table; it is filled again as it is needed."""
+        self._blocks, self._table = [], None
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [1, T, R], in the dtype of `x`, of positions [1, T]."""
+        needed = int(position_ids.max()) // _BLOCK + 1
+        if self._table is None or needed > len(self._blocks):
+            for block in range(len(self._blocks), needed):
+                positions = torch.arange(block * _BLOCK, (block + 1) * _BLOCK)
+                self._blocks.append(self._rotary(x, positions[None]))
+            cosines, sines = zip(*self._blocks, strict=True)
+            self._table = torch.cat(cosines, 1), torch.cat(sines, 1)
+        cosine, sine = self._table
+        return cosine[:, position_ids[0]], sine[:, position_ids[0]]
 
 
 class _Fused:

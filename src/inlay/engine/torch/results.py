@@ -1,4 +1,4 @@
-"""`Emitter`: outputs of requests from the tokens of a step."""
+"""The last two stages of a step: its results are committed, then emitted."""
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
@@ -9,9 +9,33 @@ from inlay.base.errors import EmbeddingsError, EngineError, InlayError
 from inlay.engine.torch.in_flight_step import TokenRun
 from inlay.engine.torch.plan import Totals
 from inlay.engine.torch.sampling.sampler import SampledToken
+from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.messages.prompt import Rows
 from inlay.messages.request import Output, Payload, TokenLogprobs
+
+
+class Committer:
+    """Names the pages that good chunks filled, and has those of bad ones scrubbed."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def commit(self, runs: Iterable[TokenRun]) -> None:
+        """Commit the chunks whose results are finite; the others' sequences are to be ended."""
+        bad = []
+        for run in runs:
+            chunk = run.chunk
+            if not run.finite:
+                bad.append(chunk)
+                continue
+            if chunk.drafts:
+                chunk = self._scheduler.accept_drafts(chunk, run.accepted)
+            # First, as committing frees the pages that a window has passed.
+            self._scheduler.mark_verified(chunk)
+            self._scheduler.commit(chunk, unscheduled=run.unscheduled)
+        for chunk in bad:
+            self._scheduler.invalidate(chunk)
 
 
 class Emitter:
