@@ -11,10 +11,10 @@ from PIL import Image
 
 from inlay.base.errors import EngineError, InvalidRequestError, reason_of
 from inlay.engine.pictures import decode
-from inlay.engine.sounds import decode_sound
 from inlay.http.errors import error_json, shown
 from inlay.media.audio import read_audio_header
 from inlay.media.image import read_image_header
+from inlay.media.sounds import decode_sound
 from inlay_stages.api.schema.failure import StreamFailure
 
 PYTHON = re.compile(r"0x[0-9a-f]{6}|object at|\bb'|BytesIO")

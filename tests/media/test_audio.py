@@ -23,9 +23,9 @@ from transformers.models.qwen2_audio.processing_qwen2_audio import Qwen2AudioPro
 from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
 from inlay.base.errors import InvalidRequestError
-from inlay.engine.sounds import decode_sound
 from inlay.media.audio import AudioHeader, read_audio_header
 from inlay.media.families import spec_of
+from inlay.media.sounds import decode_sound
 from inlay.media.spec import MediaSpec, audio_layout
 from tests.examples import examples
 from tests.media.processors import tokenizer

@@ -71,6 +71,11 @@ from inlay.api.openai.schema.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from inlay.api.openai.schema.transcriptions import (
+    Transcription,
+    TranscriptionEvent,
+)
+from inlay.api.openai.transcriptions.route import transcriptions, translations
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.unserved import reason_for
 from inlay.extension import merged, parts
@@ -155,6 +160,12 @@ _ANSWERS: Routes = (
         ),
         classify,
     ),
+    (Operation("POST", "/v1/audio/transcriptions", "Text of a sound: a form with a `file`.",
+        response=Transcription, event=TranscriptionEvent,
+        answers=("text/plain",)), transcriptions),
+    (Operation("POST", "/v1/audio/translations", "English text of a sound: a form with a `file`.",
+        response=Transcription,
+        answers=("text/plain",)), translations),
     (Operation("POST", "/v1/score", "Similarity scores of pairs of texts.",
         ScoreRequest, ScoreResponse), score),
     (Operation("POST", "/score", "As /v1/score.", ScoreRequest, ScoreResponse), score),

@@ -16,13 +16,13 @@ from transformers import AutoFeatureExtractor, PreTrainedConfig
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.decoding import sized_image, sized_sound, sized_video
 from inlay.engine.pictures import decode, decode_frames
-from inlay.engine.sounds import decode_sound
 from inlay.engine.torch.media.patch_processing import PatchProcessor
 from inlay.engine.torch.media.processing import ImageProcessor
 from inlay.engine.torch.media.tile_processing import TileProcessor
 from inlay.media.audio import AudioChunks, AudioGeometry
 from inlay.media.geometry import PatchGrid
 from inlay.media.model_files import ModelFiles
+from inlay.media.sounds import decode_sound
 from inlay.media.spec import MediaSpec
 from inlay.media.tiles import ChunkTiles
 from inlay.messages.prompt import Media

@@ -10,8 +10,8 @@ import pytest
 import soundfile
 
 from inlay.base.errors import InvalidRequestError
-from inlay.engine.sounds import decode_sound, resampled
 from inlay.media.audio import read_audio_header
+from inlay.media.sounds import decode_sound, resampled
 from tests.media.test_audio import EXACT, wav
 
 

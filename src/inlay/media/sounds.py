@@ -134,3 +134,33 @@ def _filter() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     places = np.arange(_ZEROS * _STEPS + 1, dtype=np.float64)
     window = np.i0(_BETA * np.sqrt(1 - (places / places[-1]) ** 2)) / np.i0(_BETA)
     return places, np.sinc(places / _STEPS) * window
+
+
+_WINDOW_SECONDS = 0.025
+_SEARCHED_SECONDS = 1.0
+
+
+def quiet_cuts(sound: Sound, rate: int, most: int) -> list[tuple[int, int]]:
+    """Return ranges of at most `most` samples, cut where it is quietest.
+
+    A cut is in the middle of the quietest 25 ms of the last second (or the last half, of shorter
+    ranges) before a range would be too long.
+
+    Args:
+        sound: samples of one channel.
+        rate: samples a second.
+        most: of a range; at least two windows.
+    """
+    window = max(1, int(rate * _WINDOW_SECONDS))
+    searched = min(int(rate * _SEARCHED_SECONDS), most // 2)
+    found: list[tuple[int, int]] = []
+    start = 0
+    while len(sound) - start > most:
+        first = start + most - searched
+        count = searched // window
+        part = sound[first : first + count * window].reshape(count, window)
+        quietest = int(np.argmin(np.square(part, dtype=np.float64).sum(axis=1)))
+        stop = first + quietest * window + window // 2
+        found.append((start, stop))
+        start = stop
+    return [*found, (start, len(sound))]

@@ -1,0 +1,188 @@
+"""Transcriptions and translations, with the real client of OpenAI and models of sound."""
+
+import base64
+import io
+import shutil
+import wave
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay.media.sounds import quiet_cuts
+from tests.audio_models import AUDIO_FAMILIES, RATE, audio
+from tests.equality.test_sound_and_video_over_http import TEMPLATES
+from tests.examples import examples
+from tests.live import Fleet, fleet
+from tests.payloads import error
+from tests.scratch import scratch
+
+SECONDS = 3.2
+
+
+def sound_file(seconds: float = SECONDS, channels: int = 1, rate: int = RATE) -> bytes:
+    """A WAV of noise with a quiet place each 0.8 s."""
+    count = int(seconds * rate)
+    drawn = np.random.default_rng(5).normal(0, 0.2, count)
+    places = np.arange(count) / rate % 0.8
+    drawn[(places > 0.7) & (places < 0.76)] = 0
+    samples = (np.clip(drawn, -1, 1) * 32767).astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((channels, 2, rate, count, "NONE", ""))
+        out.writeframes(np.repeat(samples[:, None], channels, axis=1).tobytes())
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module", params=AUDIO_FAMILIES)
+def hearing(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    folder = scratch("transcriptions") / request.param
+    shutil.copytree(audio(request.param), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATES[request.param], encoding="utf-8")
+    with fleet(folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hearing_url(hearing: Fleet) -> str:
+    return hearing.serve()
+
+
+@pytest.fixture
+def client(hearing_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=hearing_url + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def ask(client: openai.OpenAI, data: bytes | None = None, **more: Any) -> Any:
+    extra = {"max_completion_tokens": "6", **more.pop("extra_body", {})}
+    file = ("a.wav", sound_file() if data is None else data)
+    return client.audio.transcriptions.create(model="tiny", file=file, extra_body=extra, **more)
+
+
+def test_every_format_is_what_the_client_takes(client: openai.OpenAI) -> None:
+    whole = ask(client)
+    assert whole.text
+    assert whole.usage.type == "tokens"
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    assert ask(client, response_format="text") == whole.text + "\n"
+    verbose = ask(client, response_format="verbose_json", language="en")
+    assert verbose.text is not None
+    assert float(verbose.duration) == SECONDS
+    assert verbose.segments is None
+    assert verbose.language == "en"
+    srt = ask(client, response_format="srt")
+    assert srt.startswith("1\n00:00:00,000 --> 00:00:0")
+    assert "00:00:03,200" in srt
+    vtt = ask(client, response_format="vtt")
+    assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> ")
+    with pytest.warns(
+        DeprecationWarning, match="deprecated"
+    ):  # the client's own word for the route
+        english: Any = client.audio.translations.create(
+            model="tiny", file=("a.wav", sound_file()), extra_body={"max_completion_tokens": "6"}
+        )
+    assert english.text
+
+
+def test_a_stream_has_openais_events(client: openai.OpenAI) -> None:
+    events = list(ask(client, stream=True))
+    kinds = {event.type for event in events[:-1]}
+    assert kinds == {"transcript.text.delta"}
+    assert events[-1].type == "transcript.text.done"
+    text = "".join(event.delta for event in events[:-1])
+    assert events[-1].text == text
+    assert " ".join(text.split()) == " ".join(ask(client).text.split())
+
+
+def test_the_text_is_that_of_a_chat_about_each_piece(client: openai.OpenAI, hearing: Fleet) -> None:
+    """Pieces are cut in quiet places, and stand in their order."""
+    srt = ask(client, response_format="srt")
+    blocks = srt.strip().split("\n\n")
+    assert len(blocks) > 1
+    ends = [
+        float(block.split("\n")[1].partition(" --> ")[2][6:].replace(",", ".")) for block in blocks
+    ]
+    for end in ends[:-1]:
+        assert 0.7 <= end % 0.8 <= 0.77
+    assert ends[-1] == SECONDS
+    body = sound_file()
+    first = io.BytesIO()
+    with wave.open(io.BytesIO(body)) as source, wave.open(first, "wb") as out:
+        out.setparams(source.getparams())
+        out.writeframes(source.readframes(round(ends[0] * RATE)))
+    data = {"data": base64.b64encode(first.getvalue()).decode(), "format": "wav"}
+    told = "Write down what is said, word for word. Answer with the text alone."
+    content: Any = [{"type": "input_audio", "input_audio": data}, {"type": "text", "text": told}]
+    chat = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": content}], temperature=0,
+        max_completion_tokens=6,
+    )  # fmt: skip
+    assert blocks[0].split("\n", 2)[2] == (chat.choices[0].message.content or "").strip()
+    assert hearing.idle_within(5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": "diarized_json"}, "response_format"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
+        ({"include[]": "logprobs"}, "include"),
+        ({"language": "1"}, "language"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"stream": "true", "response_format": "srt"}, "stream"),
+        ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_known_is_refused_by_name(
+    hearing_url: str, fields: dict[str, str], param: str
+) -> None:
+    response = httpx.post(
+        f"{hearing_url}/v1/audio/transcriptions",
+        files={"file": ("a.wav", sound_file())},
+        data=fields,
+        timeout=60,
+    )
+    assert response.status_code == 400
+    assert error(response)["param"] == param
+
+
+def test_a_file_that_is_no_sound_is_a_400(client: openai.OpenAI) -> None:
+    for data in (b"no sound at all" * 9, sound_file()[:30]):
+        with pytest.raises(openai.BadRequestError):
+            ask(client, data)
+
+
+def test_stereo_of_another_rate_is_heard(client: openai.OpenAI) -> None:
+    heard = ask(client, sound_file(channels=2, rate=8000))
+    assert heard.usage.output_tokens > 0
+
+
+def test_a_model_that_hears_nothing_says_so(plain_url: str) -> None:
+    response = httpx.post(
+        f"{plain_url}/v1/audio/transcriptions",
+        files={"file": ("a.wav", sound_file())},
+        timeout=60,
+    )
+    assert response.status_code == 400
+    assert error(response)["param"] == "model"
+
+
+@given(st.integers(0, 5000), st.integers(100, 1500), st.integers(0, 99))
+@settings(max_examples=examples(100))
+def test_pieces_are_all_of_the_sound_and_none_is_too_long(
+    length: int, most: int, seed: int
+) -> None:
+    sound = np.random.default_rng(seed).normal(0, 1, length).astype(np.float32)
+    pieces = quiet_cuts(sound, 1000, most)
+    assert pieces[0][0] == 0
+    assert pieces[-1][1] == length
+    assert all(one[1] == other[0] for one, other in pairwise(pieces))
+    assert all(0 < stop - start <= most for start, stop in pieces if length)
