@@ -155,6 +155,27 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 ),
             ),
             Panel(
+                "Share of each set of weights",
+                "percentunit",
+                (
+                    (
+                        f"max by (model_name, weights_id, dtype) (inlay:weights_share{{{_MODEL}}})",
+                        "{{model_name}} {{weights_id}} {{dtype}}",
+                    ),
+                ),
+                "Two of one model: it is being changed.",
+            ),
+            Panel(
+                "Builds of frontends",
+                "short",
+                (
+                    (
+                        f"count by (version, build) (inlay:build_info{{{_SPACE}}})",
+                        "{{version}} {{build}}",
+                    ),
+                ),
+            ),
+            Panel(
                 "KV cache in use",
                 "percentunit",
                 ((_of_workers("vllm:kv_cache_usage_perc"), "{{engine}}"),),

@@ -516,6 +516,25 @@ def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None
     run(tool("promtool"), "test", "rules", tests)
 
 
+def test_an_hpa_asks_for_what_rules_record(any_helm: str, tmp_path: Path) -> None:
+    scaled = {"enabled": True, "kind": "hpa", "firstTokenSeconds": 2, "betweenTokensSeconds": 0.05}
+    pool = {"name": "a", "model": {"path": "m"}, "autoscaling": scaled}
+    (found,) = named(
+        rendered(any_helm, tmp_path, workers=[pool]), "HorizontalPodAutoscaler"
+    ).values()
+    asked = {
+        each["external"]["metric"]["name"]: each["external"]["target"]
+        for each in found["spec"]["metrics"]
+    }
+    rules = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["groups"]
+    recorded = [rule["record"] for group in rules for rule in group["rules"] if "record" in rule]
+    # Kubernetes knows no colons in names: an adapter takes each as one of `_`.
+    names = {name.removeprefix("model:").replace(":", "_") for name in recorded}
+    assert set(asked) - names == {"inlay_router_requests_waiting"}
+    assert asked["inlay_first_token_seconds_p95"] == {"type": "Value", "value": "2000m"}
+    assert asked["inlay_between_tokens_seconds_p95"] == {"type": "Value", "value": "50m"}
+
+
 def test_every_container_asks_for_cpu_and_memory(objects: Objects) -> None:
     for pod in pods(objects):
         if "helm.sh/hook" in pod.template["metadata"].get("annotations", {}):

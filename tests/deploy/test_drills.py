@@ -236,7 +236,7 @@ class Drilled:
         assert not self.load.failed, self.load.failed
         assert self.load.answers == self.expected
         ended = sum(self.load.ended) - before
-        self._tell(f" {name}: {ended} streams, longest wait {self.load.longest():.2f} s")
+        self._tell(f"\n{name}: {ended} streams, longest wait {self.load.longest():.2f} s")
 
 
 def until(done: Callable[[], bool]) -> None:
@@ -260,8 +260,13 @@ def _other_weights(directory: Path) -> Path:
 def fleet(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[Drilled]:
-    # What it says is seen though the test passes.
-    tell = pytestconfig.get_terminal_writer().line
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def tell(line: str) -> None:
+        """Have it seen though the test passes."""
+        with capture.global_and_fixture_disabled():
+            print(line)
+
     with ExitStack() as stack:
         fleet = Drilled(tmp_path_factory.mktemp("drills"), stack, tell)
         # Before its workers end.

@@ -41,6 +41,7 @@ def test_only_an_admin_sees_the_workers(url: str) -> None:
         assert (worker["model"], worker["state"], worker["asleep"]) == ("tiny", "unprobed", 0)
         assert worker["running"] == 0
         assert worker["blocks_total"] > 0
+        assert (worker["share"], len(worker["weights_id"]) >= 8) == (1.0, True)
     # Whoever is no admin is not told who made an answer either.
     body = {"model": "tiny", "prompt": "a", "max_tokens": 2, "stream": True}
     for key, named in (("user", False), ("chief", True)):

@@ -115,6 +115,8 @@ function Card({ worker, drains, asked }) {
       <dt>tasks</dt><dd>${worker.tasks.join(", ")}${
         worker.role === "both" ? "" : ` (${worker.role})`}</dd>
       <dt>engine</dt><dd>${worker.engine}, ${worker.dtype}</dd>
+      <dt>weights</dt><dd>${worker.weights_id.slice(0, 8)}, ${
+        share(worker.share, 1)} of requests</dd>
       <dt>running</dt><dd>${worker.running ?? "no answer"} of ${worker.max_num_seqs}</dd>
       <dt>waiting</dt><dd>${worker.waiting ?? "–"}</dd>
       <dt>cache</dt><dd>${!worker.blocks_total ? (worker.blocks_total === null ? "–" : "none")

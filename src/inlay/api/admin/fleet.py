@@ -10,6 +10,7 @@ from inlay.messages.card import Phase, Stats
 from inlay.messages.fields import example, field
 from inlay.messages.request import Task
 from inlay.messages.routing import WorkerLoad
+from inlay.router.shares import Weights
 from inlay.transport.api import Worker
 
 
@@ -54,6 +55,7 @@ class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True):
     engine: Annotated[str, field("engine and its version.", "torch 2.9.0")]
     dtype: Annotated[str, field("dtype that the model computes in.", "bfloat16")]
     weights_id: Annotated[str, field("identity of configuration and weights.", "9f86d081884c7d65")]
+    share: Annotated[float, field("part of its model's requests that its weights get.", 0.05)]
     max_num_seqs: Annotated[int, field("sequences that it computes at a time.", 64)]
     asleep: Annotated[int, example(0)]
     adapters: Annotated[list[str], field("names of its loaded adapters.", ["my-adapter"])]
@@ -95,8 +97,14 @@ async def list_workers(call: Call) -> None:
     server, router = call.server, call.server.router
     await server.engines.refresh()
     stats, loads = server.engines.stats(), router.loads()
+    shares = router.shares()
     entries = [
-        _entry(worker, stats.get(worker.id), loads.get(worker.id, WorkerLoad()))
+        _entry(
+            worker,
+            shares.get(worker.card.name, {}).get(Weights.of(worker.card), 0.0),
+            stats.get(worker.id),
+            loads.get(worker.id, WorkerLoad()),
+        )
         for worker in router.ready()
     ]
     entries.sort(key=lambda entry: (entry.model, entry.id))
@@ -115,7 +123,7 @@ _COUNTED = tuple(set(Stats.__struct_fields__) & set(WorkerEntry.__struct_fields_
 """Fields that an entry has from the worker's counters; null where it did not answer."""
 
 
-def _entry(worker: Worker, stats: Stats | None, load: WorkerLoad) -> WorkerEntry:
+def _entry(worker: Worker, share: float, stats: Stats | None, load: WorkerLoad) -> WorkerEntry:
     card, health = worker.card, health_of(worker)
     return WorkerEntry(
         id=worker.id,
@@ -127,6 +135,7 @@ def _entry(worker: Worker, stats: Stats | None, load: WorkerLoad) -> WorkerEntry
         engine=f"{card.engine} {card.engine_version}",
         dtype=card.dtype,
         weights_id=card.weights_id,
+        share=share,
         max_num_seqs=card.limits.max_num_seqs,
         asleep=card.asleep,
         adapters=[adapter.name for adapter in card.adapters],
