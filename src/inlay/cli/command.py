@@ -38,7 +38,7 @@ class Command:
         positional: fields of `settings` that are given by their place.
         first: fields that help shows; the rest then by heading or word. All where it is empty.
         suggest: says, where a positional is missing, what it could be.
-        extra_args: meaning of the words after `--`, which go on untouched; none may be if it is empty.
+        extra_args: meaning of the words after `--`, which go on untouched; none may be where empty.
         needs_nats: True if it cannot do without the client of NATS.
         borrows: fields that it takes from the file that INLAY_CONFIG names, which is another
             command's: in a frontend's or a worker's container. Empty: the file is its own.
