@@ -24,8 +24,9 @@ from inlay import demo
 from inlay.engine.settings import EngineSettings
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
-from inlay.messages.request import Diffusion, Input, Output, Payload, Request, Task
+from inlay.messages.request import Input, Output, Payload, Request, Task
 from inlay_stages.engines.diffusers.engine import DiffusersEngine
+from inlay_stages.params import Diffusion
 
 _PROMPTS = ("red four", "blue seven", "green one", "black nine")
 _STEPS = (10, 14, 20)

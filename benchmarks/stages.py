@@ -35,7 +35,7 @@ from inlay.messages.card import Limits, ModelCard, Stats
 from inlay.messages.commands import ReadStats
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
-from inlay.messages.request import Diffusion, Emit, Input, Output, Payload, Request, Task
+from inlay.messages.request import Emit, Input, Output, Payload, Request, Task
 from inlay.router import Router
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
@@ -48,6 +48,7 @@ from inlay.transport.peers import PeerConnections
 from inlay.transport.serve import serve
 from inlay.transport.tls import load_identity, make_certificate
 from inlay.worker.host import EngineHost
+from inlay_stages.params import Diffusion
 from inlay_stages.stage_result import StageResult
 from inlay_stages.walk import Edge, Step, admitted, walk
 

@@ -16,7 +16,7 @@ SOURCE = PACKAGES / "inlay"
 EXTENSIONS = ("inlay_audit", "inlay_batches", "inlay_stages", "inlay_state", "inlay_tools")
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
-BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "slots", "build"}
+BASE |= {"parent", "address", "edges", "hidden_states", "blocks", "slots", "build"}
 BASE |= {"pooling", "watched", "lru"}
 MESSAGES = {"request", "card", "commands", "fields", "limits", "outputs", "priority", "refusals"}
 MESSAGES |= {"resuming", "routing"}
@@ -35,7 +35,6 @@ MAY_IMPORT = {
     "parent": set[str](),
     "hidden_states": set[str](),
     "pooling": {"errors"},
-    "speech": {"prompt"},
     "address": set[str](),
     "extension": {"errors"},
     "edges": {"address"},
@@ -46,7 +45,7 @@ MAY_IMPORT = {
     "slots": {"fair_queue"},
     "single_flight": {"pace"},
     "digest": {"prompt", "errors", "pace"},
-    "request": BASE,
+    "request": BASE | {"extension"},
     "card": BASE | {"request", "fields", "media", "stages"},
     "commands": BASE | {"card"},
     "outputs": BASE | {"request"},
@@ -56,7 +55,7 @@ MAY_IMPORT = {
     "refusals": BASE | {"request", "card", "fields"},
     "resuming": BASE | {"request", "card"},
     "routing": BASE | {"request", "card"},
-    "stages": {"errors", "edges", "speech"},
+    "stages": {"errors", "edges"},
     "tensors": SHARED,
     "media": BASE | {"tensors"},
     "render": SHARED | {"tensors"},

@@ -77,6 +77,9 @@ class Extension:
         chat: `MODULE:NAME` of the `api.generation.chat_kinds.ChatKind` that answers chats which are
             more than text; none where empty. It is imported at the first such chat.
         tasks: those that it serves; one with a field of the card before one without.
+        params: `MODULE:NAME` of the types of `Request.params` for tasks that are stages: tagged
+            structs. An attribute `work` is what the request weighs at a worker, in place of its
+            positions.
         facts: `MODULE:NAME` of a function of the router and a card, which returns the
             `api.openai.models.ModelFacts` of a model that the extension serves.
         models: `MODULE:NAME` of the `engine.source.ModelSource` of files that it serves.
@@ -92,6 +95,7 @@ class Extension:
     api: int = 1
     tasks: tuple[TaskSpec, ...] = ()
     chat: str = ""
+    params: str = ""
     facts: str = ""
     models: str = ""
     engines: str = ""

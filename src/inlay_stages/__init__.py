@@ -18,6 +18,7 @@ extension = Extension(
         TaskSpec("stage", "makes images", "makes no images", ("/v1/images/generations",)),
     ),
     chat="inlay_stages.chat.kinds:CHATS",
+    params="inlay_stages.params:PARAMS",
     facts="inlay_stages.api.facts:describe",
     models="inlay_stages.pipeline:MODELS",
     worker="inlay_stages.worker.part:StagePart",

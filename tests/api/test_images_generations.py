@@ -14,7 +14,7 @@ import openai
 import pytest
 from PIL import Image
 
-from inlay.messages.request import Diffusion
+from inlay_stages.params import Diffusion
 from tests.engine.test_diffusers import alone, model, near
 from tests.live import Fleet, fleet
 from tests.payloads import post

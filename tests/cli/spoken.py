@@ -22,9 +22,9 @@ from inlay.messages.digest import Secret
 from inlay.messages.hidden_states import HiddenStates
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Input, Output, Request, Sampling
-from inlay.messages.speech import Speech
 from inlay.render import Renderer
 from inlay_stages.engines.speech.loading import SYSTEM
+from inlay_stages.params import Speech
 from tests.engine.speech.test_speech import answer_to, codes_of, sounds, states, talker
 from tests.engine.torch.vision_reference import (
     Clip,

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from inlay.messages.request import Diffusion
+from inlay_stages.params import Diffusion
 from tests.cli.stage_fleet import (
     ADMIN_PORT,
     ASKERS,

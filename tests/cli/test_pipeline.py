@@ -19,7 +19,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from inlay.messages.request import Diffusion
+from inlay_stages.params import Diffusion
 from tests.cli.test_models_in_a_row import documented
 from tests.engine.test_diffusers import Run, alone, model, near, text
 from tests.engine.test_diffusers import serving as running

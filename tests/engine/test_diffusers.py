@@ -23,11 +23,12 @@ from inlay.engine.api import Engine
 from inlay.engine.settings import EngineSettings
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
-from inlay.messages.request import Diffusion, Input, Output, Payload, Request, Task
+from inlay.messages.request import Input, Output, Payload, Request, Task
 from inlay_stages.engines.diffusers import engine as engine_module
 from inlay_stages.engines.diffusers.engine import DiffusersEngine
 from inlay_stages.engines.diffusers.families.base import PassRow
 from inlay_stages.engines.diffusers.image_pipeline import ImagePipeline, payload
+from inlay_stages.params import Diffusion
 from tests.diffusion_models import save_flux, save_qwen_image, save_stable_diffusion
 from tests.scratch import scratch
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from inlay.base.errors import EngineError, InlayError
-from inlay.messages.request import Diffusion, FinishReason, Request, Task
+from inlay.messages.request import FinishReason, Request, Task
 from inlay_stages.engines.jobs import Jobs
+from inlay_stages.params import Diffusion
 
 
 @dataclass(eq=False)

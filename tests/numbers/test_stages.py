@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import DynamicCache, Qwen2_5OmniForConditionalGeneration
 
 from inlay.engine.settings import EngineSettings
-from inlay.messages.request import Diffusion
 from inlay_stages.engines.diffusers.image_pipeline import ImagePipeline
 from inlay_stages.engines.diffusers.loading import load as load_pipeline
 from inlay_stages.engines.speech.loading import load as load_speech
 from inlay_stages.engines.speech.talker import Talker
+from inlay_stages.params import Diffusion
 from tests.engine.test_diffusers import FAMILIES, model
 from tests.lifelike import lifelike, pipeline
 from tests.numbers.distance import BOUND, centred, ratio

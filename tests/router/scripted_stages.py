@@ -13,12 +13,13 @@ from inlay.engine.api import Engine
 from inlay.messages.card import ModelCard, Stats
 from inlay.messages.outputs import payloads_of
 from inlay.messages.prompt import Buffer
-from inlay.messages.request import Diffusion, Emit, Input, Output, Payload, Request, Task
+from inlay.messages.request import Emit, Input, Output, Payload, Request, Task
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.transport.output_queue import OutputQueue
 from inlay.worker.host import EngineHost
+from inlay_stages.params import Diffusion
 from inlay_stages.worker.input_fetcher import InputFetcher
 from inlay_stages.worker.input_stream import InputStream
 from inlay_stages.worker.part import StagePart

@@ -54,7 +54,7 @@ async def test_pages_go_on_to_come_once_the_first_token_is_there() -> None:
     first = prefill.answers[0].request
     prefill.answers[0].tell(7)
     (shown,) = await anext(stream)  # type: ignore[call-overload]
-    assert (shown.token_ids, first.params.max_tokens) == ((7,), 1)
+    assert (shown.token_ids, first.sampling.max_tokens) == ((7,), 1)
     assert "r/prefetch" in [one.request.id for one in decode.live]
 
 

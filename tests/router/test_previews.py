@@ -13,8 +13,9 @@ from inlay.base.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.messages.commands import ReadStats
 from inlay.messages.edges import NEWEST, Fetch, PayloadLease
 from inlay.messages.prompt import Buffer
-from inlay.messages.request import Diffusion, FinishReason, Input, Output, Payload, Request, Task
+from inlay.messages.request import FinishReason, Input, Output, Payload, Request, Task
 from inlay.router import resume
+from inlay_stages.params import Diffusion
 from inlay_stages.stage_result import StageResult
 from inlay_stages.walk import admitted, plan, walk
 from inlay_stages.worker.payload_store import PayloadStore

@@ -9,10 +9,10 @@ from inlay.base.address import Address
 from inlay.messages.card import AudioCard, ImageCard
 from inlay.messages.edges import Feed, Fetch, PayloadLease, Window
 from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.messages.request import Diffusion, Input, Payload, Pooling, Request, Sampling, Task
-from inlay.messages.speech import Speech
+from inlay.messages.request import Input, Payload, Pooling, Request, Sampling, Task
 from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.transport.frames import Decoder, encode
+from inlay_stages.params import Diffusion, Speech
 
 _PROMPT = Prompt((Tokens((1, 887)), Rows(Buffer(bytes(8)), "bfloat16", (1, 4))))
 _ADDRESS = Address("a", 1, b"f" * 32)

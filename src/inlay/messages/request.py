@@ -6,17 +6,18 @@ types are msgspec structs; embeddings inside them travel as raw buffers (`inlay.
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, ForwardRef, Literal, TypeAlias, Union
 
 import msgspec
 
 from inlay.base.address import Address, KvRoom
 from inlay.base.errors import ErrorFrame, InlayError
+from inlay.extension import parts
 from inlay.messages.edges import Feed, Fetch, HeldReason, PayloadLease, Window
 from inlay.messages.hidden_states import HiddenStates
 from inlay.messages.pooling import Pooling as Pooling
 from inlay.messages.prompt import Buffer, Prompt, Tokens
-from inlay.messages.speech import Speech
 
 
 class Task(StrEnum):
@@ -148,35 +149,6 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, tag="sampling", omit_d
     hidden_states: HiddenStates | None = None
 
 
-ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
-
-
-class Diffusion(msgspec.Struct, frozen=True, kw_only=True, tag="diffusion", omit_defaults=True):
-    """Parameters of a stage that makes images, or of a part of it.
-
-    Attributes:
-        width: of the images, in pixels.
-        height: of the images, in pixels.
-        steps: of the denoiser.
-        guidance: the scale of guidance; 1 and less: none.
-        seed: of all noise.
-        count: number of images.
-        negative: text that guidance leads away from, or None.
-        preview_every: steps after which the images so far are given; 0: never.
-        image_format: of the files.
-    """
-
-    width: int
-    height: int
-    steps: int
-    guidance: float = 1.0
-    seed: int = 0
-    count: int = 1
-    negative: str | None = None
-    preview_every: int = 0
-    image_format: ImageFormat = "png"
-
-
 class PageQuery(msgspec.Struct, frozen=True, tag="pages"):
     """Parameters of a worker's request for pages of keys and values that another has cached.
 
@@ -238,14 +210,26 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     value: Payload
 
 
-Params: TypeAlias = Sampling | Pooling | Diffusion | Speech | Fetch | PageQuery
+if TYPE_CHECKING:
+    Params: TypeAlias = Sampling | Pooling | Fetch | PageQuery | msgspec.Struct
+else:
+    # Read when the first decoder is made: extensions have types of their own.
+    Params = ForwardRef("_any_params()")
 
-_PARAMS: Mapping[Task, type | tuple[type, ...]] = {
+_PARAMS: Mapping[Task, type] = {
     Task.GENERATE: Sampling,
-    Task.STAGE: (Diffusion, Speech),
     Task.FETCH: Fetch,
     Task.PAGES: PageQuery,
 }
+
+
+@cache
+def _stage_params() -> tuple[type, ...]:
+    return tuple(kind for _, kinds in parts("params") for kind in kinds)
+
+
+def _any_params() -> object:
+    return Union[(Sampling, Pooling, Fetch, PageQuery, *_stage_params())]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -259,7 +243,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         task: the kind of result that is asked for.
         prompts: exactly one where text is generated; else at least one, with the special tokens
             around its text. Rows are in the model's activation dtype and carry their digests.
-        params: `Sampling` where text is generated, else `Pooling`.
+        params: `Sampling` where text is generated, what an extension has for a stage, else
+            `Pooling`.
         prior_output: ids an earlier attempt has already shown; they stay output for penalties,
             limits and usage.
         adapter: name of the adapter, or None.
@@ -305,15 +290,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         prompts = len(self.prompts)
-        expected = _PARAMS.get(self.task, Pooling)
+        stage = self.task is Task.STAGE
+        expected = _stage_params() if stage else _PARAMS.get(self.task, Pooling)
         count = prompts == 1 if expected is Sampling else (prompts > 0) == (expected is Pooling)
         fits = count and isinstance(self.params, expected)
-        if not fits or ((self.inputs or self.feeds) and self.task is not Task.STAGE):
+        if not fits or ((self.inputs or self.feeds) and not stage):
             raise ValueError(
                 f"a request to {self.task} has {prompts} prompts, {len(self.inputs)} inputs and "
                 f"{type(self.params).__name__}; allowed: one prompt and Sampling to generate, "
-                "inputs and Diffusion or Speech for a stage, Fetch to fetch, PageQuery for pages, "
-                "at least one prompt and Pooling for all other tasks"
+                f"inputs and {' or '.join(kind.__name__ for kind in _stage_params()) or 'nothing'} "
+                "for a stage, Fetch to fetch, PageQuery for pages, at least one prompt and Pooling "
+                "for all other tasks"
             )
 
     @property

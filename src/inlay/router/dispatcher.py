@@ -11,7 +11,7 @@ from inlay.messages.card import ModelCard
 from inlay.messages.digest import Secret
 from inlay.messages.priority import BACKGROUND
 from inlay.messages.prompt import Media, Prompt
-from inlay.messages.request import Diffusion, Request, Task
+from inlay.messages.request import Request, Task
 from inlay.messages.routing import routing_chain
 from inlay.router.admission_queue import AdmissionQueue, QueueTicket
 from inlay.router.background import SECONDS
@@ -340,11 +340,9 @@ class Dispatcher:
 
     def _ask(self, pool: Pool, order: Order) -> Ask:
         first, card = order.requests[0], pool.card
+        work: int | None = getattr(first.params, "work", None)
         return Ask(
-            # Of images their steps: all else is positions.
-            first.params.steps * first.params.count
-            if isinstance(first.params, Diffusion)
-            else first.num_positions + len(first.prior_output),
+            first.num_positions + len(first.prior_output) if work is None else work,
             order.keys,
             first.adapter,
             pool.differ_in_rows and first.has_embeds,

@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from inlay.base.errors import InvalidRequestError
-from inlay.messages.speech import Speech
 from inlay.stages.kinds import KINDS, PortType, StageKind
 
 MAX_STAGES = 16
@@ -61,16 +60,6 @@ class Speaking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     top_p: float = 0.8
     repetition_penalty: float = 1.05
     chunk: int = 48
-
-    def params(self, voice: str, *, prompt_tokens: int, seed: int, max_tokens: int) -> Speech:
-        """Return the parameters of a request, as `Speech` has them."""
-        return Speech(
-            voice=voice,
-            prompt_tokens=prompt_tokens,
-            seed=seed,
-            max_tokens=max_tokens,
-            **msgspec.structs.asdict(self),
-        )
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

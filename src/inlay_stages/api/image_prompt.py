@@ -18,9 +18,10 @@ from inlay.http.references import embeddings_of
 from inlay.http.server import Call
 from inlay.messages.card import ImageCard, ModelCard
 from inlay.messages.prompt import Buffer, Prompt, Rows
-from inlay.messages.request import Diffusion, Payload
+from inlay.messages.request import Payload
 from inlay.router import Router
 from inlay_stages.api.schema.images import ImagesRequest
+from inlay_stages.params import Diffusion
 
 _NEGATIVE = "negative_"
 _FIELDS = ("prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds")

@@ -22,7 +22,7 @@ from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, Server
 from inlay.http.sse import NAMED, EventStream, named_event
 from inlay.messages.card import ImageCard, ModelCard, check_image_cost
-from inlay.messages.request import Diffusion, EngineUsage, Input, Payload, Request, Task
+from inlay.messages.request import EngineUsage, Input, Payload, Request, Task
 from inlay_stages.api.image_prompt import has_all_embeds, prompt_payloads, sources_in
 from inlay_stages.api.schema.failure import StreamFailure
 from inlay_stages.api.schema.images import (
@@ -36,6 +36,7 @@ from inlay_stages.api.schema.images import (
     PartialImage,
 )
 from inlay_stages.api.stage_request import all_awake, stage_request, take_places
+from inlay_stages.params import Diffusion
 from inlay_stages.stage_result import StageResult
 from inlay_stages.walk import StageOutput, plan, walk
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.http.quoting import shown_value
@@ -11,10 +11,10 @@ from inlay.http.server import Server
 from inlay.messages.card import AudioCard, ModelCard
 from inlay.messages.hidden_states import HiddenStates
 from inlay.messages.prompt import Media
-from inlay.messages.speech import Speech
 from inlay.router import Router
 from inlay.stages.graph import Graph
 from inlay_stages.api.sound_files import FinishedFile, SampledFile, SoundFile
+from inlay_stages.params import Speech
 from inlay_stages.walk import Step, plan
 
 _SPEECH_POSITIONS = 3
@@ -130,8 +130,12 @@ class SpeechPlan:
         """
         stages = {step.model: self.graph.stages[str(step.stage)] for step in self.steps}
         found = {
-            model: stage.speech.params(
-                voice, prompt_tokens=prompt_tokens, seed=seed, max_tokens=max_tokens
+            model: Speech(
+                voice=voice,
+                prompt_tokens=prompt_tokens,
+                seed=seed,
+                max_tokens=max_tokens,
+                **asdict(stage.speech),
             )
             for model, stage in stages.items()
             if stage.kind != "generate"

@@ -4,8 +4,8 @@ import uuid
 from collections.abc import Sequence
 
 from inlay.http.server import Call, Server
-from inlay.messages.request import Diffusion, Input, Request, Task
-from inlay.messages.speech import Speech
+from inlay.messages.request import Input, Request, Task
+from inlay_stages.params import Diffusion, Speech
 from inlay_stages.walk import Step, admitted
 
 

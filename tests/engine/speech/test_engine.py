@@ -25,10 +25,10 @@ from inlay.media.sound_files import FORMATS
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Input, Output, Payload, Request, Task
-from inlay.messages.speech import Speech
 from inlay_stages.engines.speech.engine import SpeechEngine
 from inlay_stages.engines.speech.job import TurnPayloads
 from inlay_stages.engines.speech.talker import Talk
+from inlay_stages.params import Speech
 from inlay_stages.worker.input_stream import InputStream
 from tests.engine.speech.test_speech import states
 from tests.omni_models import omni

@@ -19,11 +19,11 @@ from inlay.engine.settings import EngineSettings
 from inlay.media.positions import media_runs
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Input, Payload
-from inlay.messages.speech import Speech
 from inlay_stages.engines.speech.job import TurnPayloads, tensor_of
 from inlay_stages.engines.speech.loading import load
 from inlay_stages.engines.speech.talker import Talk, Talker
 from inlay_stages.engines.speech.vocoder import Vocoder, VocoderState
+from inlay_stages.params import Speech
 from tests.engine.torch.vision_reference import (
     Clip,
     Parts,

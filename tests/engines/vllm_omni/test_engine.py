@@ -20,10 +20,11 @@ from inlay.base.errors import (
     EngineError,
     InvalidRequestError,
 )
-from inlay.messages.request import Diffusion, Input
+from inlay.messages.request import Input
 from inlay_stages.engines.diffusers.image_pipeline import payload
 from inlay_stages.engines.vllm_omni.engine import VllmOmniEngine
 from inlay_stages.engines.vllm_omni.prompts import sampling_of
+from inlay_stages.params import Diffusion
 from tests.engine.conformance import SECRET
 from tests.engine.test_diffusers import (
     PROMPT,

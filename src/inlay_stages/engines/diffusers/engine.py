@@ -19,7 +19,7 @@ from inlay.engine.torch.self_check.parts import checked_parts
 from inlay.messages.card import Adapter, ModelCard, SelfCheck, Stats
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
-from inlay.messages.request import Diffusion, Emit, Payload, Request
+from inlay.messages.request import Emit, Payload, Request
 from inlay_stages.engines.diffusers.checks import ImageBounds, inputs_of
 from inlay_stages.engines.diffusers.families.base import DenoiseState
 from inlay_stages.engines.diffusers.image_pipeline import EMBEDS, ImagePipeline, image_file, payload
@@ -31,6 +31,7 @@ from inlay_stages.engines.diffusers.probing import probe_request
 from inlay_stages.engines.diffusers.turns import put_back, take
 from inlay_stages.engines.jobs import Jobs
 from inlay_stages.engines.sleep import StageSleep
+from inlay_stages.params import Diffusion
 from inlay_stages.worker.input_stream import InputStream
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,13 @@ from PIL import Image
 from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.torch.failures import memory_too_small
 from inlay.messages.prompt import Buffer
-from inlay.messages.request import Diffusion, ImageFormat, Payload
+from inlay.messages.request import Payload
 from inlay.tensors.tensor import NUMPY_DTYPES
 from inlay_stages.engines.diffusers import denoising
 from inlay_stages.engines.diffusers.families.base import DenoiseState, DiffusionFamily
 from inlay_stages.engines.diffusers.loading import LoadedPipeline, weighted
 from inlay_stages.engines.diffusers.lora import PipelineLoras
+from inlay_stages.params import Diffusion, ImageFormat
 
 NEGATIVE = "negative_"
 """Before the names of tensors that stand for the negative prompt."""

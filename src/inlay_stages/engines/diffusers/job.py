@@ -8,16 +8,9 @@ import torch
 
 from inlay.base.errors import ErrorFrame, InlayError
 from inlay.engine.shell import send
-from inlay.messages.request import (
-    Diffusion,
-    Emit,
-    EngineUsage,
-    FinishReason,
-    Output,
-    Payload,
-    Request,
-)
+from inlay.messages.request import Emit, EngineUsage, FinishReason, Output, Payload, Request
 from inlay_stages.engines.diffusers.families.base import DenoiseState
+from inlay_stages.params import Diffusion
 
 IMAGE, PREVIEW, LATENTS = "image", "preview", "latents"
 """Ports of what is made: files of images, and latents [images, ...].

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from inlay.engine.torch.self_check import parts
-from inlay.messages.request import Diffusion
 from inlay_stages.engines.diffusers.denoising import rows_of
 from inlay_stages.engines.diffusers.image_pipeline import ImagePipeline
 from inlay_stages.engines.diffusers.loading import LoadedPipeline, Part, weighted
+from inlay_stages.params import Diffusion
 
 _MOST_SIDE = 512
 """Pixels of a side of the image at most: models for larger ones compute these as well."""

@@ -4,10 +4,11 @@ import torch
 
 from inlay.messages.priority import FIRST
 from inlay.messages.prompt import Buffer
-from inlay.messages.request import Diffusion, Input, Payload, Request, Task
+from inlay.messages.request import Input, Payload, Request, Task
 from inlay_stages.engines.diffusers.facts import Facts
 from inlay_stages.engines.diffusers.image_pipeline import EMBEDS, payload
 from inlay_stages.engines.diffusers.loading import Part
+from inlay_stages.params import Diffusion
 
 _SIDE = 64
 """Pixels of a side at least."""

@@ -15,12 +15,12 @@ from inlay.engine.torch.self_check.parts import checked_parts
 from inlay.messages.card import AudioCard, Limits, ModelCard, SelfCheck, Stats
 from inlay.messages.digest import Secret
 from inlay.messages.request import Emit, Request, Task
-from inlay.messages.speech import Speech
 from inlay_stages.engines.jobs import Jobs
 from inlay_stages.engines.sleep import StageSleep
 from inlay_stages.engines.speech.job import SpeechJob
 from inlay_stages.engines.speech.loading import SYSTEM, LoadedSpeech, load
 from inlay_stages.engines.speech.vocoder import SAMPLE_RATE
+from inlay_stages.params import Speech
 from inlay_stages.worker.input_stream import InputStream
 
 log = logging.getLogger(__name__)

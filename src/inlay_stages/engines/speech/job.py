@@ -9,7 +9,7 @@ from torch import Tensor
 from inlay.base.errors import EngineError, ErrorFrame, InlayError
 from inlay.engine.torch.self_check.parts import CheckedPart
 from inlay.messages.request import Emit, EngineUsage, FinishReason, Input, Output, Payload, Request
-from inlay.messages.speech import Speech
+from inlay_stages.params import Speech
 from inlay_stages.worker.input_stream import InputStream
 
 

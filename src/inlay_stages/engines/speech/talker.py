@@ -28,8 +28,8 @@ from inlay.engine.torch.self_check.reference import centred
 from inlay.media.positions import rope_positions
 from inlay.messages.prompt import Buffer, Prompt, Segment, Tokens
 from inlay.messages.request import Input, Payload
-from inlay.messages.speech import Speech
 from inlay_stages.engines.speech.job import TurnPayloads, tensor_of
+from inlay_stages.params import Speech
 
 CODES = "codes"
 """Port of what is made: int32 [number]."""

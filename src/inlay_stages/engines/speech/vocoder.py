@@ -20,8 +20,8 @@ from inlay.engine.torch.self_check.parts import CheckedPart
 from inlay.media.sound_files import FORMATS, sound_writer
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Input, Payload
-from inlay.messages.speech import Speech
 from inlay_stages.engines.speech.job import TurnPayloads, tensor_of
+from inlay_stages.params import Speech
 
 SAMPLE_RATE = 24_000
 """Samples a second, of the family."""

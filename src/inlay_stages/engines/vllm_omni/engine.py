@@ -18,7 +18,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.messages.card import ModelCard, Stats
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
-from inlay.messages.request import Diffusion, Emit, Output, Payload, Request
+from inlay.messages.request import Emit, Output, Payload, Request
 from inlay_stages.engines.diffusers.checks import inputs_of
 from inlay_stages.engines.diffusers.image_pipeline import image_file
 from inlay_stages.engines.diffusers.job import ImageJob
@@ -26,6 +26,7 @@ from inlay_stages.engines.diffusers.probing import probe_request
 from inlay_stages.engines.jobs import Jobs
 from inlay_stages.engines.vllm_omni.loading import LoadedOmni, load
 from inlay_stages.engines.vllm_omni.prompts import check_lengths, prompt_of, sampling_of
+from inlay_stages.params import Diffusion
 
 log = logging.getLogger(__name__)
 

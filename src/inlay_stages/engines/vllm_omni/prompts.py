@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
-from inlay.messages.request import Diffusion, Payload
+from inlay.messages.request import Payload
 from inlay_stages.engines.diffusers.families import DiffusionFamily
 from inlay_stages.engines.diffusers.image_pipeline import EMBEDS, NEGATIVE, check_length, tensor_of
+from inlay_stages.params import Diffusion
 
 _LENGTHS = ("prompt_embeds", f"{NEGATIVE}prompt_embeds")
 """Tensors of as many positions as their prompt, which go with a mask of them."""

@@ -1,10 +1,43 @@
-"""Parameters of stages that speak."""
+"""Parameters of requests to stages: to make images, and to speak."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from inlay.messages.prompt import Media
+
+ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
+
+
+class Diffusion(msgspec.Struct, frozen=True, kw_only=True, tag="diffusion", omit_defaults=True):
+    """Parameters of a stage that makes images, or of a part of it.
+
+    Attributes:
+        width: of the images, in pixels.
+        height: of the images, in pixels.
+        steps: of the denoiser.
+        guidance: the scale of guidance; 1 and less: none.
+        seed: of all noise.
+        count: number of images.
+        negative: text that guidance leads away from, or None.
+        preview_every: steps after which the images so far are given; 0: never.
+        image_format: of the files.
+    """
+
+    width: int
+    height: int
+    steps: int
+    guidance: float = 1.0
+    seed: int = 0
+    count: int = 1
+    negative: str | None = None
+    preview_every: int = 0
+    image_format: ImageFormat = "png"
+
+    @property
+    def work(self) -> int:
+        """Steps of all images, by which routers weigh the request."""
+        return self.steps * self.count
 
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True, tag="speech", omit_defaults=True):
@@ -36,3 +69,7 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True, tag="speech", omit_defau
     chunk: int = 0
     port: Literal["audio", "sound", "file"] = "audio"
     format: str = "wav"
+
+
+PARAMS = (Diffusion, Speech)
+"""As `inlay.extension.Extension.params` names them."""
