@@ -28,6 +28,8 @@ from inlay.api.anthropic.schema import (
     ModelPage,
     TokenCount,
 )
+from inlay.api.cohere.embed import embed
+from inlay.api.cohere.schema import EmbedRequest, EmbedResponse
 from inlay.api.examples import EXAMPLES
 from inlay.api.listed import by_version
 from inlay.api.openai import lookup, models, tokenize, uploads
@@ -174,6 +176,8 @@ _ANSWERS: Routes = (
     (Operation("POST", "/v2/rerank", "As /v1/rerank, at the path of Cohere's clients.",
         RerankRequest, RerankResponse), rerank),
     (Operation("POST", "/rerank", "As /v1/rerank.", RerankRequest, RerankResponse), rerank),
+    (Operation("POST", "/v2/embed", "Vectors of texts, as Cohere's clients ask.",
+        EmbedRequest, EmbedResponse), embed),
 )  # fmt: skip
 _REST: Routes = (
     (Operation("POST", "/v1/encode", "Rows of images and audio, which a chat takes as embeddings.",

@@ -158,6 +158,8 @@ UNSERVED: Mapping[str, Reason] = {
     "regex": Reason(_STRUCTURED.format("regex")),
     # embeddings
     "inputs": Reason("say input"),
+    "EmbedRequest.inputs": Reason("say texts"),
+    "EmbedRequest.images": Reason("send a chat with images to /v1/embeddings"),
     "PromptsRequest.prompt": Reason(
         "say input; prompt_name puts a prompt of the model's own before it"
     ),

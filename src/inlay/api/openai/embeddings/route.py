@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,7 +39,7 @@ from inlay.api.openai.schema.embeddings import (
     PromptsRequest,
 )
 from inlay.base.errors import InvalidRequestError
-from inlay.http.parsed_request import read_request
+from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.server import JSON_HEADER, Call
 from inlay.messages.card import EmbeddingCard
 from inlay.messages.request import Task
@@ -58,7 +59,7 @@ _TASKS = {
 """vLLM's names of pooling tasks, by output."""
 
 
-class _Plan(NamedTuple):
+class EmbeddingsPlan(NamedTuple):
     """Plan of an answer.
 
     Attributes:
@@ -92,16 +93,41 @@ async def _answer(
     decoder: msgspec.json.Decoder[Any],
     prefix: str,
     tasks: tuple[Task, ...],
-    plan: Callable[[Any, ServedModel, EmbeddingCard], _Plan],
+    plan: Callable[[Any, ServedModel, EmbeddingCard], EmbeddingsPlan],
 ) -> None:
     """Answer a request: options are checked by `plan`, before anything is computed."""
     incoming = await read_request(call, decoder, in_prompts)
     request = incoming.parsed.request
-    check_common(call, request)
-    id_ = answer_id(prefix, request.request_id)
     model = call.server.model(request.model, *tasks)
+    await answer_inputs(call, incoming, request, prefix, model, partial(plan, request))
+
+
+async def answer_inputs(
+    call: Call,
+    incoming: ParsedRequest[Any],
+    asked: Any,
+    prefix: str,
+    model: ServedModel,
+    plan: Callable[[ServedModel, EmbeddingCard], EmbeddingsPlan],
+) -> None:
+    """Answer with what a model gives for the inputs of a request.
+
+    Args:
+        call: the HTTP request.
+        incoming: the request for embeddings, which may be translated from another API's.
+        asked: the client's own, whose fields are checked.
+        prefix: of the answer's id.
+        model: that it asks.
+        plan: makes the plan of the answer, before anything is computed.
+
+    Raises:
+        InlayError: the request is not valid, or failed.
+    """
+    request = incoming.parsed.request
+    check_common(call, asked)
+    id_ = answer_id(prefix, request.request_id)
     card = embedding_card(model)
-    encoding, wanted, make = plan(request, model, card)
+    encoding, wanted, make = plan(model, card)
     ranges = bool({"tokens", "token_labels"} & {*wanted.names})
     inputs = await inputs_of(call, incoming, model, ranges=ranges)
     encoding.check_count(len(inputs))
@@ -113,7 +139,9 @@ async def _answer(
     await call.bytes(answer.body, answer.media, more=answer.headers)
 
 
-def _embeddings(request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard) -> _Plan:
+def _embeddings(
+    request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard
+) -> EmbeddingsPlan:
     encoding = Encoding.of(request)
     names = _names(request, model, encoding)
     shown = VectorForm.of(request, card, model.name) if "dense" in names else None
@@ -154,7 +182,7 @@ def _embeddings(request: EmbeddingRequest, model: ServedModel, card: EmbeddingCa
                 item["embedding"] = item["tokens"].pop("data")
         return json_answer(made, about, items)
 
-    return _Plan(encoding, wanted, make)
+    return EmbeddingsPlan(encoding, wanted, make)
 
 
 def _role(request: PromptsRequest, model: ServedModel, card: EmbeddingCard) -> str | None:
@@ -250,7 +278,7 @@ def _allowed(card: EmbeddingCard) -> str:
     return " or ".join(map(str, (*card.dimensions, card.size)[-8:]))
 
 
-def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) -> _Plan:
+def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) -> EmbeddingsPlan:
     name, asked = _pooling_output(request, model, card), request.use_activation
     if name == "dense":
         normalizes(card, asked, model.name, "use_activation")
@@ -284,7 +312,7 @@ def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) ->
             vectors = normalized(vectors)
         return encoding.answer(vectors, about, items)
 
-    return _Plan(encoding, wanted, make)
+    return EmbeddingsPlan(encoding, wanted, make)
 
 
 def _pooling_output(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) -> str:
@@ -303,7 +331,9 @@ def _pooling_output(request: PoolingRequest, model: ServedModel, card: Embedding
     return served[request.task] if request.task is not None else next(iter(served.values()))
 
 
-def _classified(request: ClassificationRequest, model: ServedModel, card: EmbeddingCard) -> _Plan:
+def _classified(
+    request: ClassificationRequest, model: ServedModel, card: EmbeddingCard
+) -> EmbeddingsPlan:
     def make(found: Sequence[Gathered], about: About) -> EmbeddingAnswer:
         probs = activated(stacked(found, "labels"), card.activation, request.use_activation)
         response = ClassificationResponse(
@@ -316,7 +346,7 @@ def _classified(request: ClassificationRequest, model: ServedModel, card: Embedd
         return EmbeddingAnswer(_encode(response), JSON_HEADER)
 
     encoding = Encoding()
-    return _Plan(encoding, Wanted(("labels",), encoding.element_bytes), make)
+    return EmbeddingsPlan(encoding, Wanted(("labels",), encoding.element_bytes), make)
 
 
 def _classes(index: int, probs: Array, card: EmbeddingCard) -> ClassificationData:

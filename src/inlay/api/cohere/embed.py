@@ -1,0 +1,114 @@
+"""`POST /v2/embed`: translated to a request for embeddings and run by its code."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from inlay.api.cohere.schema import (
+    BilledUnits,
+    EmbedMeta,
+    EmbedRequest,
+    EmbedResponse,
+    VectorType,
+)
+from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding
+from inlay.api.openai.embeddings.gathering import Gathered, Wanted, normalized, stacked
+from inlay.api.openai.embeddings.route import EmbeddingsPlan, VectorForm, answer_inputs
+from inlay.api.openai.schema.embeddings import EmbeddingRequest
+from inlay.base.errors import InvalidRequestError, Path
+from inlay.http.bodies.base64_extractor import Parsed
+from inlay.http.parsed_request import ParsedRequest, read_request
+from inlay.http.server import JSON_HEADER, Call
+from inlay.messages.card import EmbeddingCard
+from inlay.messages.request import Task
+from inlay.router import ServedModel
+
+_decoder = msgspec.json.Decoder(EmbedRequest)
+_encode = msgspec.json.Encoder().encode
+
+_ROLES = ("search_query", "search_document")
+_FIELDS = {
+    "input": "texts",
+    "dimensions": "output_dimension",
+    "truncate_prompt_tokens": "max_tokens",
+    "role": "input_type",
+    "prompt_name": "input_type",
+}
+"""Fields of a request for embeddings, and Cohere's that they come from."""
+
+_ENCODINGS: dict[VectorType, Encoding] = {
+    "float": Encoding(),
+    "base64": Encoding("base64"),
+    "int8": Encoding(dtype="int8"),
+    "binary": Encoding(dtype="binary"),
+    "ubinary": Encoding(dtype="ubinary"),
+}
+
+
+async def embed(call: Call) -> None:
+    """Answer with the vectors of texts in each type that is asked for."""
+    incoming = await read_request(call, _decoder, lambda _: ())
+    asked = incoming.parsed.request
+    model = call.server.model(asked.model, Task.EMBED)
+    request = _translated(asked, model)
+    try:
+        await answer_inputs(
+            call,
+            ParsedRequest(Parsed(request, {}), incoming.size, ()),
+            asked,
+            "embed-",
+            model,
+            partial(_plan, asked, request),
+        )
+    except InvalidRequestError as error:
+        raise error.mapped(_own_field) from None
+
+
+def _own_field(path: Path) -> Path:
+    match path:
+        case (str(field), *rest):
+            return (_FIELDS.get(field, field), *rest)
+    return path
+
+
+def _translated(asked: EmbedRequest, model: ServedModel) -> EmbeddingRequest:
+    card, kind = model.card.embedding, asked.input_type
+    named = kind if kind not in _ROLES and card is not None and kind in card.prompts else None
+    return EmbeddingRequest(
+        model=asked.model,
+        input=[*asked.texts],
+        role=kind if kind in _ROLES else None,
+        prompt_name=named,
+        dimensions=asked.output_dimension,
+        truncate_prompt_tokens=asked.max_tokens,
+        auto_truncate=asked.truncate != "NONE",
+        truncation_side="left" if asked.truncate == "START" else "right",
+        cache_salt=asked.cache_salt,
+        priority=asked.priority,
+        request_id=asked.request_id,
+    )
+
+
+def _plan(
+    asked: EmbedRequest, request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard
+) -> EmbeddingsPlan:
+    types = list(dict.fromkeys(asked.embedding_types or ("float",)))
+    form = VectorForm.of(request, card, model.name)
+    each = sum(_ENCODINGS[kind].element_bytes for kind in types)
+
+    def make(found: Sequence[Gathered], about: About) -> EmbeddingAnswer:
+        vectors = stacked(found, "dense")[:, : form.dimensions]
+        vectors = normalized(vectors) if form.normalize else vectors
+        response = EmbedResponse(
+            id=about.id,
+            embeddings={
+                kind: [_ENCODINGS[kind].vectors("one", row)["one"] for row in vectors]
+                for kind in types
+            },
+            texts=asked.texts,
+            meta=EmbedMeta(BilledUnits(about.usage.prompt_tokens)),
+        )
+        return EmbeddingAnswer(_encode(response), JSON_HEADER)
+
+    return EmbeddingsPlan(Encoding(), Wanted(("dense",), each), make)
