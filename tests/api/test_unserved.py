@@ -8,6 +8,7 @@ import pytest
 
 from inlay.api.anthropic.schema import MessagesInput
 from inlay.api.fields import check_unserved
+from inlay.api.openai.schema.cohere import EmbedRequest
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.api.openai.schema.embeddings import (
     ClassificationRequest,
@@ -37,6 +38,7 @@ TYPES = (
     ScoreRequest,
     SpeechRequest,
     TokenizeRequest,
+    EmbedRequest,
 )
 FIELDS = [(kind, name) for kind in TYPES for name in unserved(kind)]
 
@@ -48,6 +50,7 @@ def with_field(kind: type[msgspec.Struct], name: str, value: object) -> msgspec.
         ImagesRequest: {"prompt": "a"},
         SpeechRequest: {"input": "a"},
         RerankRequest: {"query": "a", "documents": ["b"]},
+        EmbedRequest: {"texts": ["a"]},
     }
     return msgspec.convert({**needed.get(kind, {}), name: value}, kind)
 

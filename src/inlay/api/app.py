@@ -28,19 +28,19 @@ from inlay.api.anthropic.schema import (
     ModelPage,
     TokenCount,
 )
-from inlay.api.cohere.embed import embed
-from inlay.api.cohere.schema import EmbedRequest, EmbedResponse
 from inlay.api.examples import EXAMPLES
 from inlay.api.listed import by_version
 from inlay.api.openai import lookup, models, tokenize, uploads
 from inlay.api.openai.chat.route import chat_completions
 from inlay.api.openai.completions.route import completions
 from inlay.api.openai.decisions.route import decisions
+from inlay.api.openai.embeddings.cohere import embed
 from inlay.api.openai.embeddings.route import classify, embeddings, pooling
 from inlay.api.openai.embeddings.scoring import rerank, score
 from inlay.api.openai.encode import encode
 from inlay.api.openai.responses.route import responses as create_response
 from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion
+from inlay.api.openai.schema.cohere import EmbedRequest, EmbedResponse
 from inlay.api.openai.schema.completions import Completion, CompletionChunk, CompletionRequest
 from inlay.api.openai.schema.decisions import Decision, DecisionRequest
 from inlay.api.openai.schema.embeddings import (

@@ -1,4 +1,4 @@
-"""Types of `/v2/embed`."""
+"""Types of `/v2/embed`, in Cohere's form."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -55,7 +55,7 @@ class EmbedMeta(msgspec.Struct, frozen=True):
     """Metadata of an answer."""
 
     billed_units: Annotated[BilledUnits, field("what was read.")]
-    api_version: ApiVersion = ApiVersion()
+    api_version: Annotated[ApiVersion, field("version of this form.")] = ApiVersion()
 
 
 class EmbedResponse(msgspec.Struct, frozen=True, kw_only=True):

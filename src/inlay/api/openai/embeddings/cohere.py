@@ -5,16 +5,16 @@ from functools import partial
 
 import msgspec
 
-from inlay.api.cohere.schema import (
+from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding
+from inlay.api.openai.embeddings.gathering import Gathered, Wanted, normalized, stacked
+from inlay.api.openai.embeddings.route import EmbeddingsPlan, VectorForm, answer_inputs
+from inlay.api.openai.schema.cohere import (
     BilledUnits,
     EmbedMeta,
     EmbedRequest,
     EmbedResponse,
     VectorType,
 )
-from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding
-from inlay.api.openai.embeddings.gathering import Gathered, Wanted, normalized, stacked
-from inlay.api.openai.embeddings.route import EmbeddingsPlan, VectorForm, answer_inputs
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
 from inlay.base.errors import InvalidRequestError, Path
 from inlay.http.bodies.base64_extractor import Parsed
