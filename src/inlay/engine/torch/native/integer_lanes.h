@@ -26,7 +26,8 @@ inline Ints load_table(const uint8_t* from) {
 }
 inline Ints look_up(Ints table, Ints places) { return _mm512_shuffle_epi8(table, places); }
 inline Ints both(Ints x, char mask) { return _mm512_and_si512(x, _mm512_set1_epi8(mask)); }
-inline Ints either(Ints x, Ints y) { return _mm512_or_si512(x, y); }
+// x, and the bits of y in a mask of bytes.
+inline Ints with_bits(Ints x, Ints y, char mask) { return _mm512_ternarylogic_epi32(x, y, _mm512_set1_epi8(mask), 0xf8); }
 // Of 16 bits: what crosses bytes is masked.
 inline Ints left(Ints x, int bits) { return _mm512_slli_epi16(x, bits); }
 inline Ints right(Ints x, int bits) { return _mm512_srli_epi16(x, bits); }
@@ -75,7 +76,7 @@ inline Ints load_table(const uint8_t* from) {
 }
 inline Ints look_up(Ints table, Ints places) { return _mm256_shuffle_epi8(table, places); }
 inline Ints both(Ints x, char mask) { return _mm256_and_si256(x, _mm256_set1_epi8(mask)); }
-inline Ints either(Ints x, Ints y) { return _mm256_or_si256(x, y); }
+inline Ints with_bits(Ints x, Ints y, char mask) { return _mm256_or_si256(x, both(y, mask)); }
 inline Ints left(Ints x, int bits) { return _mm256_slli_epi16(x, bits); }
 inline Ints right(Ints x, int bits) { return _mm256_srli_epi16(x, bits); }
 inline Ints add(Ints x, Ints y) { return _mm256_add_epi32(x, y); }

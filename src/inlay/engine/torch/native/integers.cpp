@@ -125,21 +125,23 @@ struct Activations {
 template <typename F>
 constexpr bool STARTS = F::OFFSET != 0 && START_AT_OFFSET<F::BITS, F::TABLE != nullptr>;
 
-// The scales of a block of weights: 16 outputs, or half of them.
+// The scales of a unit of weights, of 16 outputs or half of them; `of` gives those of one of its blocks.
 template <typename F>
 struct Scales {
     Floats scale, min;
-    Ints halves[2];
 
-    Scales(const uint8_t* unit, int64_t block, int64_t output) {
+    void load(const uint8_t* unit, int64_t output) {
         scale = F::BRAIN ? brains(unit + 2 * output) : halves_of(unit + 2 * output);
         if constexpr (F::MINS) min = halves_of(unit + F::MIN + 2 * output);
+    }
+
+    Scales of(const uint8_t* unit, int64_t block, int64_t output) const {
+        Scales own = *this;
         if constexpr (F::SHARED == BLOCK) {
-            scale = multiply(scale, floats(bytes(unit + F::FINE + block * PANEL + output)));
-            if constexpr (F::MINS) min = multiply(min, floats(bytes(unit + F::FINE_MIN + block * PANEL + output)));
+            own.scale = multiply(scale, floats(bytes(unit + F::FINE + block * PANEL + output)));
+            if constexpr (F::MINS) own.min = multiply(min, floats(bytes(unit + F::FINE_MIN + block * PANEL + output)));
         }
-        if constexpr (F::SHARED == BLOCK / 2)
-            for (int half = 0; half < 2; half++) halves[half] = bytes(unit + F::FINE + (2 * block + half) * PANEL + output);
+        return own;
     }
 };
 
@@ -152,11 +154,11 @@ inline Ints codes_at(const uint8_t* lines, int step, Ints table) {
     if constexpr (F::TABLE != nullptr) return look_up(table, low);
     if constexpr (F::BITS == 5) {
         const Ints high = load_ints(lines + 4 * LINE);
-        return either(low, both(step < 4 ? left(high, 4 - step) : right(high, step - 4), 16));
+        return with_bits(low, step < 4 ? left(high, 4 - step) : right(high, step - 4), 16);
     }
     if constexpr (F::BITS == 6) {
         const Ints high = load_ints(lines + (4 + step / 4) * LINE);
-        return either(low, both(step % 4 < 2 ? left(high, 4 - 2 * (step % 4)) : right(high, 2 * (step % 4) - 4), 48));
+        return with_bits(low, step % 4 < 2 ? left(high, 4 - 2 * (step % 4)) : right(high, 2 * (step % 4) - 4), 48);
     }
     return low;
 }
@@ -165,7 +167,7 @@ inline Ints codes_at(const uint8_t* lines, int step, Ints table) {
 template <typename F, int ROWS, int PANELS>
 __attribute__((noinline)) void multiply_rows(
     const Activations& x, const int32_t* const* starts, int64_t start, const uint8_t* panel, int64_t bytes_of_panel, int64_t output, float* to) {
-    // The codes of what comes next are asked for that far ahead; scales are those of the next panels.
+    // The codes of what comes next are asked for that far ahead, at the end those of the next panels; scales are those of the next.
     constexpr int64_t AHEAD = PANELS == 1 ? 4096 : 2048;
     constexpr bool HALVES = F::SHARED == BLOCK / 2;
     const int64_t blocks = x.inputs / BLOCK;
@@ -174,6 +176,7 @@ __attribute__((noinline)) void multiply_rows(
     const float *scales = x.scales.data() + at, *scaled_sums = x.scaled_sums.data() + at;
     const int32_t *first = starts[0] + at, *second = starts[HALVES] + at;
     const uint8_t *lines = panel + output * 4, *unit = panel + blocks * F::CODES;
+    const uint8_t *ahead = panel + AHEAD, *const end = unit;
     Ints table{};
     if constexpr (F::TABLE != nullptr) table = load_table(F::TABLE);
     Floats totals[ROWS][PANELS];
@@ -182,10 +185,12 @@ __attribute__((noinline)) void multiply_rows(
     for (int64_t block = 0; block < blocks; block += F::BLOCKS, unit += F::SCALES) {
         for (int p = 0; p < PANELS; p++)
             for (int64_t i = 0; i < F::SCALES; i += LINE) __builtin_prefetch(unit + (PANELS + p) * bytes_of_panel + i, 0, 2);
+        Scales<F> whole[PANELS];
+        for (int p = 0; p < PANELS; p++) whole[p].load(unit + p * bytes_of_panel, output);
 #pragma GCC unroll 1
         for (int64_t within = 0; within < F::BLOCKS; within++) {
             for (int p = 0; p < PANELS; p++)
-                for (int64_t i = 0; i < F::CODES; i += LINE) __builtin_prefetch(lines + p * bytes_of_panel + AHEAD + i, 0, 2);
+                for (int64_t i = 0; i < F::CODES; i += LINE) __builtin_prefetch(ahead + p * bytes_of_panel + i, 0, 2);
             Ints sums[ROWS][PANELS], kept[ROWS][PANELS];
             for (int r = 0; r < ROWS; r++)
                 for (int p = 0; p < PANELS; p++) sums[r][p] = STARTS<F> ? all(first[r]) : Ints{};
@@ -207,13 +212,16 @@ __attribute__((noinline)) void multiply_rows(
                         sums[r][p] = add_products<F::BITS, F::TABLE != nullptr>(sums[r][p], weights[p], codes + (step * ROWS + r) * 4);
             }
             for (int p = 0; p < PANELS; p++) {
-                const Scales<F> own(unit + p * bytes_of_panel, within, output);
+                const Scales<F> own = whole[p].of(unit + p * bytes_of_panel, within, output);
+                const Ints fine = HALVES ? bytes(unit + p * bytes_of_panel + F::FINE + (2 * within + 1) * PANEL + output) : Ints{};
                 for (int r = 0; r < ROWS; r++) {
-                    if (HALVES) sums[r][p] = add(kept[r][p], multiply(sums[r][p], own.halves[1]));
+                    if (HALVES) sums[r][p] = add(kept[r][p], multiply(sums[r][p], fine));
                     totals[r][p] = add_product(multiply(floats(sums[r][p]), all(scales[r])), own.scale, totals[r][p]);
                     if (F::MINS) totals[r][p] = subtract_product(own.min, all(scaled_sums[r]), totals[r][p]);
                 }
             }
+            ahead += F::CODES;
+            if (ahead >= end && ahead < end + F::CODES) ahead += PANELS * bytes_of_panel - blocks * F::CODES;
             lines += F::CODES, codes += BLOCK * ROWS, scales += ROWS, scaled_sums += ROWS, first += ROWS, second += ROWS;
         }
     }

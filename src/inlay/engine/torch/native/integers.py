@@ -1,7 +1,7 @@
 """Products in integers with weights in GGUF's blocks (`integers.cpp`)."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -100,27 +100,41 @@ class Integers:
     def product(self, x: Tensor, parts: Sequence[IntegerPanels], bias: Tensor | None) -> Tensor:
         """Multiply `x` with matrices one below another: [..., inputs] to [..., outputs].
 
-        The rows of `x`, float32 or bfloat16, are quantised as by `quantised`. What a row gives has
+        As `multiplier`, for one product.
+        """
+        return self.multiplier(parts, bias)(x)
+
+    def multiplier(
+        self, parts: Sequence[IntegerPanels], bias: Tensor | None
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the product with matrices one below another: [..., inputs] to [..., outputs].
+
+        The rows of x, float32 or bfloat16, are quantised as by `quantised`. What a row gives has
         the same bits whatever the number of rows and threads.
 
         Args:
-            x: of any number of rows.
             parts: matrices of the same inputs.
-            bias: [outputs of all parts] in the dtype of `x`, contiguous.
+            bias: [outputs of all parts] in the dtype of x, contiguous.
         """
-        x = x.contiguous()
-        inputs, outputs = x.shape[-1], sum(part.outputs for part in parts)
-        out = x.new_empty(*x.shape[:-1], outputs)
-        given = (_IntegerPart * len(parts))(
+        inputs, outputs, count = parts[0].inputs, sum(part.outputs for part in parts), len(parts)
+        given = (_IntegerPart * count)(
             *(_IntegerPart(part.data.data_ptr(), part.outputs, part.type) for part in parts)
         )
-        call = _IntegerProduct(
-            x.data_ptr(), ctypes.addressof(given), None if bias is None else bias.data_ptr(),
-            out.data_ptr(), x.numel() // inputs, inputs, outputs, len(parts),
-            torch.get_num_threads(),
-        )  # fmt: skip
-        self._product[x.dtype](ctypes.byref(call))
-        return out
+        # Held by the function below, as the memory is only pointed to.
+        kept = (given, tuple(parts), bias)
+        at, bias_at = ctypes.addressof(given), None if bias is None else bias.data_ptr()
+
+        def multiply(x: Tensor, _: object = kept) -> Tensor:
+            x = x.contiguous()
+            out = x.new_empty((*x.shape[:-1], outputs))
+            call = _IntegerProduct(
+                x.data_ptr(), at, bias_at, out.data_ptr(), x.numel() // inputs, inputs, outputs,
+                count, torch.get_num_threads(),
+            )  # fmt: skip
+            self._product[x.dtype](ctypes.byref(call))
+            return out
+
+        return multiply
 
 
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:

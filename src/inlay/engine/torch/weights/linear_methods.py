@@ -172,15 +172,15 @@ class BlockLinear(LinearMethod):
         self._weight = weight
         self._bias = None if bias is None else bias.detach().contiguous()
         self.nbytes = weight.nbytes
-        self._plain = plain
+        self._multiply = None if plain else weight.native.multiplier(weight.parts, self._bias)
         self.native_rows = 0 if plain else ALL_ROWS
         self.invariant = not plain
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., in] to [..., out]."""
-        if self._plain:
+        if self._multiply is None:
             return self._weight.product(x, self._bias)
-        return self._weight.native.product(x, self._weight.parts, self._bias)
+        return self._multiply(x)
 
 
 def differ(found: Tensor, expected: Tensor, outputs: Tensor | None = None) -> float:
