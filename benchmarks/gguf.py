@@ -25,20 +25,12 @@ import torch
 
 from benchmarks.engine import Ours, prompt
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.attention.pages import Pages
-from inlay.engine.torch.batch import Batch, BatchItem
-from inlay.engine.torch.cache.kv_layout import pages_for
-from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native.integers import integers
+from inlay.engine.torch.quality import logprobs
 from inlay.engine.torch.threads import environment
-from inlay.messages.prompt import Tokens
-from inlay.render.tokenizer import load_tokenizer
 from inlay.tensors.blocks import TYPES
-
-PAGE = 16
-WINDOW = 256
-"""Tokens of a window of a text."""
+from inlay_tools.model_check import WINDOW, windows_of
 
 CASES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("decode", (1, 24)), ("decode", (8, 8)), ("decode", (32, 6)), ("prompt", (512,)),
@@ -75,23 +67,9 @@ class Peer:
         return {"wall": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
 
 
-def logprobs(model: CausalModel, ids: list[int]) -> torch.Tensor:
-    """Log-probabilities of every token at each position of a window, [positions, vocabulary]."""
-    each = pages_for(len(ids), PAGE)
-    groups = len(model.page_groups)
-    runs = [PageRun(range(1 + g * each, 1 + (g + 1) * each)) for g in range(groups)]
-    item = BatchItem([(0, Tokens(ids))], 0, len(ids), runs, len(ids))
-    pages: Pages = model.new_pages(each * groups, PAGE)
-    return model.forward(Batch.pack([item], PAGE), pages).log_softmax(-1)
-
-
 def quality(path: str, text: str, llama: "Process | None") -> None:
     """Print perplexity and KL of a text: exact, with activations of eight bits, llama.cpp."""
-    tokenizer = load_tokenizer(Path(path)).tokenizer
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    lead: list[int] = tokenizer.encode("", add_special_tokens=True).ids
-    starts = range(0, len(ids) - WINDOW, WINDOW)
-    windows = [[*lead, *ids[start : start + WINDOW]] for start in starts]
+    windows = windows_of(path, text)
     settings = {"device": "cpu", "max_model_len": 512, "self_check": "off", "dtype": "float32"}
     models = {
         activations: CausalModel.load(

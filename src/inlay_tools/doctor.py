@@ -245,7 +245,7 @@ def _model(name: str, settings: DoctorSettings) -> Iterator[Finding]:
         from inlay.tensors.hub import local_directory
         from inlay_tools.model_check import self_check_of
 
-        found = self_check_of(name, settings.dtype, settings.device)
+        found = self_check_of(name, settings.dtype, settings.device, settings.quantization)
     except ImportError as error:
         yield Finding("fails", "model", f"the torch engine cannot be imported: {error}")
         return
@@ -265,10 +265,38 @@ def _model(name: str, settings: DoctorSettings) -> Iterator[Finding]:
         worst = max(range(len(found.layers)), key=found.layers.__getitem__)
         said = f"{len(found.layers)} compared; the largest distance is {found.layers[worst]:.2f}"
         yield Finding(state, "layers", f"{said}, of layer {worst}")
+    if settings.quality is not None:
+        yield _quality(name, settings.quality, settings)
     if not found.distances:
         return
     said = f"{found.num_modules} compared, {len(found.left_out)} left as they were"
     yield Finding(state, "modules", ": ".join(filter(None, (said, ", ".join(found.left_out)))))
+
+
+def _quality(name: str, file: Path, settings: DoctorSettings) -> Finding:
+    from inlay.engine.settings import EngineSettings
+    from inlay.engine.torch.quality import quality_of
+    from inlay_tools.model_check import WINDOW, windows_of
+
+    given = EngineSettings(
+        model=name, dtype=settings.dtype, device=settings.device, self_check="off",
+        quantization=settings.quantization, max_model_len=512,
+    )  # fmt: skip
+    try:
+        windows = windows_of(name, file.read_text(encoding="utf-8"))
+        if not windows:
+            return Finding("fails", "quality", f"{file} has fewer than {WINDOW} tokens, the fewest")
+        found = quality_of(given, windows)
+    except (OSError, UnicodeDecodeError) as error:
+        return Finding("fails", "quality", f"{file} cannot be read: {error}")
+    except InlayError as error:
+        return Finding("fails", "quality", " ".join(error.message.split()))
+    said = (
+        f"{found.rounding}: perplexity {found.rounded:.3f}, {found.rounded / found.exact - 1:+.2%} "
+        f"of {found.exact:.3f}; KL {found.divergence:.4f} nats a token; same likeliest token "
+        f"{found.same:.1%}, {found.tokens} tokens"
+    )
+    return Finding("ok", "quality", said)
 
 
 def _read(path: str) -> str:

@@ -19,6 +19,11 @@ class DoctorSettings(BaseModel, frozen=True, defer_build=True):
     """Activation dtype; auto takes the checkpoint's, half is float16, float is float32."""
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", title="Model")
     """Device the model runs on."""
+    quantization: Literal["int8", "q4_k"] | None = Field(default=None, title="Model")
+    """As the flag of the same name of `inlay serve`."""
+    quality: Path | None = Field(default=None, title="Model")
+    """File of text, 20 KB or more: print perplexity and divergence with the weights and activations
+    rounded as served, against the files' own. Both models are in memory at once."""
     fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
     reach: list[str] = []
     """Connect to these, HOST:PORT: workers, frontends, a collector."""

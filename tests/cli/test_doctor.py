@@ -90,5 +90,17 @@ def test_a_tower_is_compared_with_float32() -> None:
     assert "passed against transformers" in found["model"]["said"]
 
 
+def test_the_loss_of_rounding_is_measured_on_a_text(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("the quick brown fox jumps over a lazy dog. " * 200)
+    given = ("--device", "cpu", "--quantization", "int8", "--quality")
+    said = ask(str(demo.model_dir()), *given, text)["quality"]["said"]
+    assert said.startswith("int8, weights int8: perplexity ")
+    assert "nats a token" in said
+    text.write_text("too short")
+    found = ask(str(demo.model_dir()), *given, text, status=1)
+    assert found["quality"]["said"] == f"{text} has fewer than 256 tokens, the fewest"
+
+
 def test_what_is_no_model_is_said(tmp_path: Path) -> None:
     assert "config.json" in ask(tmp_path, status=1)["model"]["said"]

@@ -225,7 +225,7 @@ def test_dtypes_have_vllms_names(given: str, meant: str) -> None:
             ("m", "--engine", "vllm", "--trust-remote-code"),
             "--trust-remote-code is vLLM's own, and goes after --: -- --trust-remote-code",
         ),
-        (("--quantization",), "--engine vllm -- --quantization VALUE"),
+        (("--quantization-config",), "--engine vllm -- --quantization-config VALUE"),
         (("m", "--engine", "vllm", "-O3"), "-O is vLLM's own, and goes after --: -- --optimization-level 3"),
         (("m", "--uds", "/run/x"), "--uds is an option of vLLM: listen on 127.0.0.1"),
         (("m", "--api-server-count", "2"), "more than one frontend is a fleet"),

@@ -37,7 +37,7 @@ ENGINE_VALUES = frozenset(
     override-generation-config per-request-spec-decode-metrics performance-mode
     pipeline-parallel-size prefill-context-parallel-size prefill-schedule-interval
     prefix-cache-retention-interval prefix-caching-hash-algo prefix-match-unit profiler-config
-    pt-load-map-location quantization quantization-config reasoning-config reasoning-parser-plugin
+    pt-load-map-location quantization-config reasoning-config reasoning-parser-plugin
     renderer-num-workers replayssm-buffer-len safetensors-load-strategy
     safetensors-prefetch-block-size safetensors-prefetch-num-threads scheduler-cls
     show-hidden-metrics-for-version sleep-preserve-parameter-names sparse-indexer-topk-backend

@@ -199,6 +199,10 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     integers of eight bits with a scale for each 32; weights stay in their blocks, in memory too.
     exact: none; weights are dequantised when the model is loaded. auto: int8 where there are
     kernels for this CPU (AVX2), else exact."""
+    quantization: Literal["int8", "q4_k"] | None = None
+    """Round the weights of a plain checkpoint's linear layers as it is loaded, on a CPU (torch
+    engine): to 8.5 or 4.5 bits (a head always to 8.5), with activations in int8; embedding tables
+    stay. `inlay doctor --quality` measures the loss. vLLM's flag of this name goes after `--`."""
     speculative_config: str | None = None
     """Speculative decoding, as vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 8,
     "prompt_lookup_min": 2, "prompt_lookup_max": 5}. Methods of the torch engine: ngram (unless set,

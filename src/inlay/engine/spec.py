@@ -131,7 +131,7 @@ _MEDIA = frozenset({"encoder_cache_bytes", "task encode", "language_model_only"}
 _LIBRARY = frozenset({"engine_arguments", "kv_transfer_config", "connector"})
 """Options that another library reads."""
 
-_BLOCKS = frozenset({"activations"})
+_BLOCKS = frozenset({"activations", "quantization"})
 """Options of weights in the blocks of GGUF."""
 
 _OPTIONS = (

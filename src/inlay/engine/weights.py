@@ -78,7 +78,9 @@ def weights_form(path: Path, dtype: str, activations: str = "") -> str:
     """
     types = types_in(path)
     made = f"activations {activations}" if activations else f"dequantised to {dtype}"
-    return f"GGUF ({', '.join(types)}), {made}" if types else ""
+    if not types:
+        return made if activations else ""
+    return f"GGUF ({', '.join(types)}), {made}"
 
 
 def weights_id(directory: Path, activations: str = "") -> str:

@@ -161,6 +161,12 @@ class Encoder:
             InvalidRequestError: an unsupported model, dtype or context length; the message says
                 what is allowed.
         """
+        if settings.quantization is not None:
+            raise InvalidRequestError(
+                f"--quantization {settings.quantization} is for models that generate text; this "
+                f"one is served for the task {settings.task}",
+                param="quantization",
+            )
         directory = directory_of(settings.model, settings.revision)
         config = EmbeddingConfig.read(directory)
         stored = config_of(config.directory)

@@ -83,7 +83,7 @@ class CausalModel:
         windows: window of each page group.
         eos_token_ids: the model's own end tokens.
         default_sampling: fields of `Sampling` set by its generation config.
-        activations: what products round activations to, "int8" or "".
+        activations: what products round to, as `BlockProducts.rounding`; "" for nothing.
         weights_id: identity of configuration, weights and `activations`, 32 hex digits.
         embedding_table_id: identity of the input embedding table, 32 hex digits.
         embedding_abs_max: the table's largest absolute value, after the model's own scale.
@@ -221,8 +221,8 @@ class CausalModel:
             division.drop_tower_layers(parsed)
 
         dtype = dtype_of(settings.dtype, config, device)
-        integers = block_products(settings, directory, device)
-        activations = "" if integers is None else "int8"
+        blocks = block_products(settings, directory, device)
+        activations = "" if blocks is None else blocks.rounding
 
         def read() -> tuple[Any, Any]:
             model = load(
@@ -234,7 +234,7 @@ class CausalModel:
                 ),
                 config=copy.deepcopy(parsed),
                 keep_quantised=device.type == "cpu",
-                integers=integers,
+                blocks=blocks,
                 # A model that is divided fits no one device as a whole.
                 device=None if device.type == "cpu" or group is not None else device,
             )

@@ -16,14 +16,14 @@ from transformers.utils.logging import set_tqdm_hook
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.checks import dtype_name
-from inlay.engine.torch.native.integers import Integers
 from inlay.engine.torch.weights.families import next_token_layers
-from inlay.engine.torch.weights.gguf import gguf_weights
+from inlay.engine.torch.weights.gguf import BlockProducts, gguf_weights
 from inlay.engine.torch.weights.quantised.reading import (
     KeptWeights,
     check_has_scales,
     quantised_weights,
 )
+from inlay.engine.torch.weights.quantised.rounding import round_linears
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
 from inlay.tensors.checkpoint import check_tensors, config_of, stored_tensors
 from inlay.tensors.gguf import is_gguf
@@ -44,7 +44,7 @@ def load(
     spared: str | tuple[str, ...] = (),
     config: Any = None,
     keep_quantised: bool = False,
-    integers: Integers | None = None,
+    blocks: BlockProducts | None = None,
     device: torch.device | None = None,
     rename: Callable[[str], str | None] | None = None,
 ) -> Any:
@@ -60,8 +60,8 @@ def load(
             layers, whose weights are not read then.
         keep_quantised: leave a `KeptWeight` in linear layers whose weights are quantised, for
             `accelerate`; otherwise they are dequantised.
-        integers: products for which weights in GGUF's blocks stay in them, with `keep_quantised`;
-            None: these are dequantised.
+        blocks: products for which weights stay in GGUF's blocks, or are rounded to them, with
+            `keep_quantised`; None: weights in blocks are dequantised.
         device: read weights straight to it, so that the model need not fit into host memory; None:
             to the CPU.
         rename: returns the model's name of a tensor in the files, None for one to leave out;
@@ -74,7 +74,8 @@ def load(
     """
     transformers_logging.disable_progress_bar()
     check_tensors(directory)
-    kept = KeptWeights(dtype, integers) if keep_quantised else None
+    native = None if blocks is None else blocks.native
+    kept = KeptWeights(dtype, native) if keep_quantised else None
     try:
         with (
             tidied(directory) as tidy,
@@ -103,6 +104,8 @@ def load(
         )
     if kept is not None:
         kept.settle(model)
+        if blocks is not None and blocks.quantization is not None:
+            round_linears(model, blocks.quantization, blocks.native, dtype)
     loaded: nn.Module = model.requires_grad_(False).eval()
     return loaded
 

@@ -16,9 +16,10 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.native.integers import Integers, integers
 from inlay.engine.torch.weights.quantised.blocks import BlockWeight
 from inlay.engine.torch.weights.quantised.reading import KeptWeights
+from inlay.engine.torch.weights.quantised.scheme import scheme_of
 from inlay.tensors.blocks import TYPES, dequantise
-from inlay.tensors.checkpoint import stored_tensors
-from inlay.tensors.gguf import types_in
+from inlay.tensors.checkpoint import config_of, stored_tensors
+from inlay.tensors.gguf import is_gguf, types_in
 from inlay.tensors.gguf_model import read_blocks, read_values
 from inlay.tensors.stored import StoredTensor
 
@@ -26,8 +27,28 @@ _CHUNK = 1 << 22
 """Values that are there in float32 at a time."""
 
 
-def block_products(settings: EngineSettings, path: Path, device: torch.device) -> Integers | None:
-    """Return products for which weights stay in their blocks; None where they are dequantised.
+@dataclass(frozen=True, slots=True)
+class BlockProducts:
+    """Products in integers, and what weights are rounded to for them as they are loaded.
+
+    Attributes:
+        native: the products.
+        quantization: as `EngineSettings.quantization`; None: weights are in blocks already.
+    """
+
+    native: Integers
+    quantization: str | None = None
+
+    @property
+    def rounding(self) -> str:
+        """Rounding of activations, and of weights, as the model's identity and card have it."""
+        return "int8" if self.quantization is None else f"int8, weights {self.quantization}"
+
+
+def block_products(
+    settings: EngineSettings, path: Path, device: torch.device
+) -> BlockProducts | None:
+    """Return products for which weights are in blocks; None where they are dequantised, or plain.
 
     Args:
         settings: of the engine.
@@ -35,23 +56,46 @@ def block_products(settings: EngineSettings, path: Path, device: torch.device) -
         device: that it is computed on.
 
     Raises:
-        InvalidRequestError: int8 was asked for, and cannot be; the message says why.
+        InvalidRequestError: int8 was asked for, or a quantization, and cannot be; the message says
+            why.
     """
-    if settings.activations == "exact":
+    quantization = settings.quantization
+    if settings.activations == "exact" and quantization is None:
         return None
     in_blocks = any(TYPES[type_].elements > 1 for type_ in types_in(path))
     reason, found = "", None
-    if not in_blocks:
+    if quantization is not None:
+        reason = _not_plain(path)
+        if settings.activations == "exact":
+            reason = "its products round activations to eight bits: without --activations exact"
+    elif not in_blocks:
         reason = f"the weights of {path} are not in blocks of a GGUF file"
+    if reason:
+        pass
     elif device.type != "cpu":
         reason = f"it is for CPUs, and the model is on {device.type}"
     elif settings.tensor_parallel_size > 1:
         reason = "blocks are not divided over ranks (--tensor-parallel-size)"
     elif (found := integers()) is None:
         reason = "it needs a CPU with AVX2, and a C++ compiler or compiled kernels"
+    if reason and quantization is not None:
+        raise InvalidRequestError(f"--quantization {quantization}: {reason}", param="quantization")
     if reason and settings.activations == "int8":
         raise InvalidRequestError(f"--activations int8: {reason}", param="activations")
-    return found
+    return None if found is None else BlockProducts(found, quantization)
+
+
+def _not_plain(path: Path) -> str:
+    """Return why the weights of a model cannot be rounded at load; "" where they can."""
+    config = config_of(path)
+    if is_gguf(path):
+        return f"{path} is GGUF: its weights are as they are"
+    if scheme_of(config) is not None:
+        return f"the weights of {path} are quantised already"
+    towers = sorted(name for name in config if name in ("vision_config", "audio_config"))
+    if towers:
+        return f"for models of text alone, and {path} has {towers[0]}"
+    return ""
 
 
 def gguf_weights(
