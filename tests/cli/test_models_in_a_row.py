@@ -114,7 +114,7 @@ def by_text(folder: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def by_rows(folder: Path) -> Iterator[Served]:
-    flags = "--dtype", "float32", "--enable-prompt-embeds"
+    flags = "--dtype", "float32", "--enable-prompt-embeds", "--enable-hidden-states"
     with serving(graph_of(folder, "rows", THREE), *flags) as found:
         yield found
 
@@ -365,6 +365,14 @@ def test_what_a_row_of_models_does_not_take_is_refused(by_rows: Served) -> None:
         "/chat/completions", messages=early
     )
     assert "must be a torch.Tensor" in refused("/chat/completions", messages=early[:1])
+
+
+def test_a_row_of_models_gives_no_hidden_states(by_rows: Served) -> None:
+    asked = {"messages": CHAT, "hidden_states": {}}
+    ask(by_rows)
+    refused = httpx.post(by_rows.v1 + "/chat/completions", json=asked, timeout=60)
+    assert refused.status_code == 400
+    assert "hidden_states are of one model" in refused.json()["error"]["message"]
 
 
 @slow
