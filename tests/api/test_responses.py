@@ -443,3 +443,18 @@ def test_ten_thousand_items_are_no_burden(url: str, item: dict[str, Any]) -> Non
     )
     assert response.status_code == 400
     assert error(response)["code"] == "context_length_exceeded"
+
+
+def test_fields_of_the_cache_are_returned_as_they_came(url: str) -> None:
+    sent = {
+        "prompt_cache_key": "k",
+        "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
+        "prompt_cache_retention": "24h",
+    }
+    found = post(url, "/v1/responses", {"input": "count", "max_output_tokens": 1, **sent}).json()
+    assert {name: found[name] for name in sent} == sent
+    deep: Any = {}
+    for _ in range(70):
+        deep = {"mode": deep}
+    refused = post(url, "/v1/responses", {"input": "count", "prompt_cache_options": deep})
+    assert refused.status_code == 400

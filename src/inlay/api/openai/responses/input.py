@@ -21,7 +21,14 @@ _INCLUDABLE = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-_FREE_FORM = ("input", "tools", "tool_choice", "chat_template_kwargs", "structured_outputs")
+_FREE_FORM = (
+    "input",
+    "prompt_cache_options",
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+    "structured_outputs",
+)
 
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 

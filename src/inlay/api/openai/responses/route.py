@@ -222,6 +222,8 @@ def opening_of(
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=keeping.previous,
         prompt_cache_key=request.prompt_cache_key,
+        prompt_cache_options=request.prompt_cache_options,
+        prompt_cache_retention=request.prompt_cache_retention,
         reasoning=ReasoningOptions(effort),
         safety_identifier=request.safety_identifier,
         service_tier="flex" if request.service_tier == "flex" else "default",

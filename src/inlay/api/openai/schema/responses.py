@@ -105,8 +105,8 @@ class ResponsesRequest(RequestFields, kw_only=True):
         metadata: returned as it came: at most 16 entries, keys of 64 characters and values of 512.
         parallel_tool_calls: false allows at most one call; true when absent.
         reasoning: effort for the chat template.
-        prompt_cache_options: accepted; prefixes are always cached.
-        prompt_cache_retention: accepted; prefixes are always cached.
+        prompt_cache_options: returned as it came; prefixes are always cached.
+        prompt_cache_retention: returned as it came; prefixes are always cached.
         safety_identifier: returned as it came.
         service_tier: "flex" gives way to all other requests, as batches do; others change nothing.
         tool_choice: "none", "auto", "required", `{"type": "function", "name"}`, or `{"type":
@@ -316,6 +316,10 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
         str | None, field("response that it goes on with.", "resp_5d0f")
     ] = None
     prompt_cache_key: Annotated[str | None, field("as the request had it.", "my-chat-1")]
+    prompt_cache_options: Annotated[
+        Any, field("as the request had it; prefixes are always cached.", {"mode": "implicit"})
+    ] = None
+    prompt_cache_retention: Annotated[str | None, field("as the request had it.", "24h")] = None
     reasoning: Annotated[ReasoningOptions, field("as the request had it.")]
     safety_identifier: Annotated[str | None, field("as the request had it.", "somebody")]
     service_tier: Annotated[
