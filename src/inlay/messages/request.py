@@ -216,8 +216,9 @@ else:
     # Read when the first decoder is made: extensions have types of their own.
     Params = ForwardRef("_any_params()")
 
-_PARAMS: Mapping[Task, type] = {
+_PARAMS: Mapping[Task, type | None] = {
     Task.GENERATE: Sampling,
+    Task.STAGE: None,  # those of extensions
     Task.FETCH: Fetch,
     Task.PAGES: PageQuery,
 }
@@ -290,11 +291,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         prompts = len(self.prompts)
-        stage = self.task is Task.STAGE
-        expected = _stage_params() if stage else _PARAMS.get(self.task, Pooling)
+        expected = _PARAMS.get(self.task, Pooling) or _stage_params()
         count = prompts == 1 if expected is Sampling else (prompts > 0) == (expected is Pooling)
         fits = count and isinstance(self.params, expected)
-        if not fits or ((self.inputs or self.feeds) and not stage):
+        if not fits or ((self.inputs or self.feeds) and self.task is not Task.STAGE):
             raise ValueError(
                 f"a request to {self.task} has {prompts} prompts, {len(self.inputs)} inputs and "
                 f"{type(self.params).__name__}; allowed: one prompt and Sampling to generate, "
