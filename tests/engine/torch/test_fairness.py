@@ -335,3 +335,16 @@ def test_one_client_alone_is_served_as_without_clients(
 
 def test_the_bounds_of_turns_are_in_order() -> None:
     assert 0 < MAX_STARVED_STEPS < PROTECTED_TOKENS < STARVED
+
+
+def test_pages_that_come_free_are_kept_for_who_was_passed_over_too_often() -> None:
+    """Beside a stream of another client's requests, each of which alone would fit."""
+    simulation = Simulation(bounds(num_pages=12, max_num_seqs=8, max_num_batched_tokens=256))
+    for n in range(3):
+        simulation.admit(Tokens([n + 1] * 50), max_tokens=5 + 4 * n, client="many")
+    simulation.step()
+    large = simulation.admit(Tokens([199] * 100), max_tokens=2, client="one")
+    for n in range(100):
+        simulation.admit(Tokens([n + 10] * 50), max_tokens=5 + 4 * (n % 3), client="many")
+    # Else it would be the other's next to end that makes room, twice as late.
+    assert steps_until_token(simulation, large) < MAX_STARVED_STEPS + 4
