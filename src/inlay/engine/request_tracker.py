@@ -3,8 +3,6 @@
 On the event loop.
 """
 
-import asyncio
-
 from msgspec.structs import replace
 
 from inlay.base.errors import EngineError, ErrorFrame, InlayError
@@ -33,7 +31,6 @@ class RequestTracker:
         yielding: its place is being taken back: an "abort" of the engine is not its end.
         has_emitted: some of its output was emitted.
         ended: its last output was emitted.
-        timer: of its deadline.
         place: in the engine's batch, once it has asked for one.
         output: ids so far, those of earlier attempts included.
         cached: positions of the prompt that were cached.
@@ -46,7 +43,6 @@ class RequestTracker:
         self.yielding = False
         self.has_emitted = False
         self.ended = False
-        self.timer: asyncio.TimerHandle | None = None
         self.place: EngineSlot | None = None
         self.output = list(request.prior_output)
         self.cached = 0
@@ -108,8 +104,6 @@ class RequestTracker:
         self.has_emitted = True
         if reason is not None:
             self.ended = True
-            if self.timer is not None:
-                self.timer.cancel()
         self._emit(
             Output(
                 self.request.id,

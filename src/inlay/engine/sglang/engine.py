@@ -6,13 +6,7 @@ from uuid import uuid4
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from inlay.base.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InlayError,
-    InvalidRequestError,
-    OverloadedError,
-)
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import rooms
@@ -21,6 +15,7 @@ from inlay.engine.sglang.process import Process
 from inlay.engine.sglang.prompts import input_of
 from inlay.engine.sglang.request_tracker import SglangRequestTracker
 from inlay.engine.sglang.sampling import params_of
+from inlay.engine.shell import EngineShell
 from inlay.engine.slots import EngineSlot, EngineSlots
 from inlay.messages import refusals
 from inlay.messages.card import ModelCard, Stats
@@ -46,11 +41,9 @@ class SglangEngine:
         self._secret = secret
         self._process = Process()
         self._loaded: LoadedSglang | None = None
-        self._followers: dict[str, SglangRequestTracker] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._shell: EngineShell[SglangRequestTracker] = EngineShell(self._stop)
         self._places = EngineSlots(1)
         self._stats = Stats()
-        self._closing = False
 
     @property
     def card(self) -> ModelCard:
@@ -70,8 +63,7 @@ class SglangEngine:
             InvalidRequestError: a model, a setting or a word after -- that SGLang or inlay refuses.
             EngineError: SGLang did not start.
         """
-        if self._loaded is not None:
-            raise EngineError("the engine was started before")
+        self._shell.begin()
         try:
             self._loaded = await load(self._process, self._settings, self._secret)
             self._places = EngineSlots(_places_of(self._loaded.card))
@@ -83,15 +75,8 @@ class SglangEngine:
 
     async def close(self) -> None:
         """End every request with "abort", and SGLang's processes."""
-        if self._closing:
+        if not await self._shell.close():
             return
-        self._closing = True
-        for follower in tuple(self._followers.values()):
-            follower.end("abort")
-            self._places.stop_waiting(follower.place)
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._loaded is not None and self._loaded.media is not None:
             self._loaded.media.close()
         await self._process.close()
@@ -108,32 +93,21 @@ class SglangEngine:
             EngineError: SGLang has died, or is not started.
             OverloadedError: the engine is closing.
         """
-        if self._closing:
-            raise OverloadedError("the engine is closing")
+        self._shell.check(request)
         loaded = self._ready
         _ = self._process.client
-        if request.id in self._followers:
-            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
         rooms.checked(request, loaded.card)
         loaded.admission.check(request)
         refusals.check(
             loaded.card.refusals, request, f"{loaded.card.engine} {loaded.card.engine_version}"
         )
         follower = SglangRequestTracker(request, emit, uuid4().hex, loaded.card.eos_token_ids)
-        self._followers[request.id] = follower
-        if request.deadline is not None:
-            loop = asyncio.get_running_loop()
-            follower.timer = loop.call_later(max(0.0, request.deadline), self._late, follower)
-        task = asyncio.create_task(self._follow(loaded, follower))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._shell.add(follower)
+        self._shell.spawn(self._follow(loaded, follower))
 
     def abort(self, request_id: str) -> None:
         """End a request: its last output is emitted now, and it is aborted in SGLang."""
-        follower = self._followers.get(request_id)
-        if follower is not None:
-            self._stop(follower)
-            follower.end("abort")
+        self._shell.abort(request_id)
 
     async def reset_prefix_cache(self) -> int:
         """Clear the prefix cache; the number of all blocks, as SGLang does not report how many."""
@@ -182,7 +156,7 @@ class SglangEngine:
         finally:
             if follower.place is not None:
                 self._places.leave(follower.place)
-            self._forget(follower)
+            self._shell.leave(follower)
 
     def _enter(self, loaded: LoadedSglang, follower: SglangRequestTracker) -> EngineSlot:
         """Have a request wait for a place."""
@@ -247,18 +221,9 @@ class SglangEngine:
         )
 
     def _stop(self, follower: SglangRequestTracker) -> None:
-        self._forget(follower)
         self._places.stop_waiting(follower.place)
-        if follower.admitted and not self._closing:
+        if follower.admitted and not self._shell.closing:
             self._process.abort(follower.request_id)
-
-    def _forget(self, follower: SglangRequestTracker) -> None:
-        if self._followers.get(follower.request.id) is follower:
-            del self._followers[follower.request.id]
-
-    def _late(self, follower: SglangRequestTracker) -> None:
-        self._stop(follower)
-        follower.end("error", DeadlineExceededError("the request's deadline passed"))
 
 
 def _places_of(card: ModelCard) -> int:

@@ -7,17 +7,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from inlay.base.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InlayError,
-    InvalidRequestError,
-    OverloadedError,
-)
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
+from inlay.engine.shell import EngineShell
 from inlay.engine.slots import EngineSlot, EngineSlots
 from inlay.engine.vllm import capabilities, reasoning
 from inlay.engine.vllm.adapters import VllmAdapters
@@ -57,15 +52,12 @@ class VllmEngine:
         self._settings = settings
         self._secret = secret
         self._loaded: LoadedVllm | None = None
-        self._followers: dict[str, VllmRequestTracker] = {}
+        self._shell: EngineShell[VllmRequestTracker] = EngineShell(self._stop)
         self._places = EngineSlots(1)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = count()
-        self._failure: asyncio.Future[EngineError] | None = None
         self._adapters = VllmAdapters()
         self._events = VllmCacheEvents(secret)
         self._handovers: Handovers
-        self._closing = False
 
     @property
     def card(self) -> ModelCard:
@@ -85,9 +77,7 @@ class VllmEngine:
             InvalidRequestError: a model, a setting or a word after -- that vLLM or inlay refuses.
             EngineError: vLLM did not start.
         """
-        if self._failure is not None:
-            raise EngineError("the engine was started before")
-        self._failure = asyncio.get_running_loop().create_future()
+        self._shell.begin()
         # It blocks for as long as the model takes to load.
         try:
             loaded = await asyncio.to_thread(
@@ -99,7 +89,7 @@ class VllmEngine:
         loaded.watch_logits(self._corrupted)
         self._places = EngineSlots(loaded.card.limits.max_num_seqs)
         self._loaded = loaded
-        self._handovers = Handovers(loaded.llm, loaded.tickets, self._adapters, self._spawn)
+        self._handovers = Handovers(loaded.llm, loaded.tickets, self._adapters, self._shell.spawn)
         try:
             await loaded.guard_against_nan()
             # vLLM finds some of its limits with the first token only, and begins to read outputs
@@ -111,18 +101,12 @@ class VllmEngine:
                 "vLLM started and could not make a token; its own output above says why: "
                 f"{error.message}"
             ) from error
-        self._spawn(self._watch(loaded))
+        self._shell.spawn(self._watch(loaded))
 
     async def close(self) -> None:
         """End every request with "abort", and vLLM's processes."""
-        if self._closing:
+        if not await self._shell.close():
             return
-        self._closing = True
-        for request_id in tuple(self._followers):
-            self.abort(request_id)
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._events.close()
         if self._loaded is not None:
             self._loaded.close()
@@ -138,9 +122,7 @@ class VllmEngine:
 
     async def failed(self) -> EngineError:
         """Return why, once vLLM's core has died."""
-        if self._failure is None:
-            raise EngineError("the engine is not started")
-        return await asyncio.shield(self._failure)
+        return await self._shell.failed()
 
     def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`.
@@ -150,9 +132,8 @@ class VllmEngine:
             EngineError: vLLM has died, or is not started.
             OverloadedError: the engine is closing.
         """
-        loaded, handovers = self._alive(), self._handovers
-        if request.id in self._followers:
-            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
+        self._shell.check(request)
+        loaded, handovers = self._running, self._handovers
         ticket = handovers.opened(request)
         try:
             loaded.admission.check(request)
@@ -163,21 +144,15 @@ class VllmEngine:
             handovers.refuse(ticket, request)
             raise
         follower = VllmRequestTracker(request, emit, self._id_for(request), ticket)
-        self._followers[request.id] = follower
-        if request.deadline is not None:
-            loop = asyncio.get_running_loop()
-            follower.timer = loop.call_later(max(0.0, request.deadline), self._late, follower)
-        self._spawn(self._follow(loaded, follower))
+        self._shell.add(follower)
+        self._shell.spawn(self._follow(loaded, follower))
 
     def _id_for(self, request: Request) -> str:
         return f"{request.id}.{next(self._numbers)}"
 
     def abort(self, request_id: str) -> None:
         """End a request: its last output is emitted now, and it is aborted in vLLM."""
-        follower = self._followers.get(request_id)
-        if follower is not None:
-            self._stop(follower)
-            follower.end("abort")
+        self._shell.abort(request_id)
 
     async def reset_prefix_cache(self) -> int:
         """Clear the prefix cache; return the number of all blocks: vLLM reports none freed.
@@ -187,7 +162,7 @@ class VllmEngine:
         loaded = self._alive()
         if not await self._answer(loaded.llm.reset_prefix_cache()):
             await self._answer(loaded.llm.reset_prefix_cache(reset_running_requests=True))
-        self._spawn(self._say_events(loaded))
+        self._shell.spawn(self._say_events(loaded))
         return loaded.card.num_blocks
 
     async def _say_events(self, loaded: LoadedVllm) -> None:
@@ -223,7 +198,7 @@ class VllmEngine:
     def stats(self) -> Stats:
         """The counters after the last step that vLLM reported."""
         loaded = self._running
-        idle, num_blocks = not self._followers, loaded.card.num_blocks
+        idle, num_blocks = not self._shell, loaded.card.num_blocks
         return loaded.counters.stats(self._places, idle=idle, num_blocks=num_blocks)
 
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
@@ -279,16 +254,8 @@ class VllmEngine:
         return bool(await self._answer(self._alive().llm.wake_up(list(tags) or None)))
 
     def _alive(self) -> LoadedVllm:
-        if self._failure is not None and self._failure.done():
-            raise self._failure.result()
-        if self._closing:
-            raise OverloadedError("the engine is closing")
+        self._shell.check_running()
         return self._running
-
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _follow(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> None:
         request = follower.request
@@ -301,7 +268,7 @@ class VllmEngine:
             if follower.ended:
                 return
             follower.request = await loaded.check_grammar(request)
-            if self._followers.get(request.id) is not follower:
+            if self._shell.get(request.id) is not follower:
                 return  # it was stopped meanwhile
             place = self._enter(loaded, follower)
             while await place.granted and not follower.ended:
@@ -312,14 +279,12 @@ class VllmEngine:
             follower.end("abort")
             raise
         except Exception as error:
-            if not loaded.llm.errored:
-                self._stop(follower)
-            follower.end("error", self._error_of(error, follower))
+            self._shell.end(follower, "error", self._error_of(error, follower))
         finally:
             if follower.place is not None:
                 self._places.leave(follower.place)
-            self._forget(follower)
-            if not self._closing:
+            self._shell.leave(follower)
+            if not self._shell.closing:
                 self._handovers.ended(follower)
 
     def _enter(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> EngineSlot:
@@ -392,31 +357,23 @@ class VllmEngine:
 
     def _stop(self, follower: VllmRequestTracker) -> None:
         """Take a request out of vLLM, or out of the wait for a place."""
-        self._forget(follower)
-        if self._loaded is not None and not self._closing:
-            self._take_out(self._loaded, follower)
+        loaded = self._loaded
+        if loaded is not None and not (self._shell.closing or loaded.llm.errored):
+            self._take_out(loaded, follower)
         self._places.stop_waiting(follower.place)
 
     def _take_out(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> None:
         """Abort a request in vLLM, if vLLM has it."""
         if not follower.admitted:
             return
-        self._spawn(loaded.llm.abort(follower.request_id))
+        self._shell.spawn(loaded.llm.abort(follower.request_id))
         if (
             follower.request.prompt.has_rows
             and not follower.has_emitted
             and loaded.card.dtype == "float16"
         ):
             # No logits of its rows were read: they may have overflowed.
-            self._spawn(self._overwrite(loaded))
-
-    def _forget(self, follower: VllmRequestTracker) -> None:
-        if self._followers.get(follower.request.id) is follower:
-            del self._followers[follower.request.id]
-
-    def _late(self, follower: VllmRequestTracker) -> None:
-        self._stop(follower)
-        follower.end("error", DeadlineExceededError("the request's deadline passed"))
+            self._shell.spawn(self._overwrite(loaded))
 
     def _corrupted(self, request_id: str) -> None:
         """A request of vLLM's has NaN among its logits.
@@ -424,17 +381,15 @@ class VllmEngine:
         It ends, and the memory it wrote is cleaned before others get it.
         """
         name = request_id.rpartition("-")[0]
-        follower = next(
-            (each for each in self._followers.values() if each.request_id == name), None
-        )
+        follower = next((each for each in self._shell if each.request_id == name), None)
         if follower is not None and self._loaded is not None:
             self._spoiled(self._loaded, follower)
 
     def _spoiled(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> None:
         """End a request with NaN in its output."""
         follower.corrupted()
-        self._forget(follower)
-        self._spawn(self._clean(loaded, follower))
+        self._shell.leave(follower)
+        self._shell.spawn(self._clean(loaded, follower))
 
     async def _clean(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> None:
         log.warning("NaN came out of a prompt: keys and values that are not finite are overwritten")
@@ -453,14 +408,8 @@ class VllmEngine:
         if handler is None:
             raise EngineError("vLLM reads no output")
         await asyncio.wait({handler})
-        if self._closing or self._failure is None:
-            return
-        error = EngineError("vLLM's engine process died")
-        if not self._failure.done():
-            self._failure.set_result(error)
-        for follower in tuple(self._followers.values()):
-            follower.end("error", error)
-            self._places.stop_waiting(follower.place)
+        if not self._shell.closing:
+            self._shell.fail(EngineError("vLLM's engine process died"))
 
     async def _answer(self, call: Awaitable[_T]) -> _T:
         """Return the answer of vLLM's core.

@@ -33,7 +33,7 @@ class Handovers:
         llm: Any,
         office: TicketOffice | None,
         adapters: VllmAdapters,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._llm = llm
         self._office = office
