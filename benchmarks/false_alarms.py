@@ -2,7 +2,8 @@
 
 Each model is started 20 times with `--self-check strict`, each time with other prompts, and
 lifelike ones with other weights; and once more from what that start kept. NAME is a group: text,
-media, quantised, embedders, rerankers, published (`make test-published` fetches these).
+media, quantised, rounded (`--quantization`), embedders, rerankers, published (`make test-published`
+fetches these).
 """
 
 import logging
@@ -11,9 +12,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -39,6 +42,7 @@ from inlay.engine.torch.self_check.prompts import COUNT, ROWS, CheckPrompt, chec
 from inlay.messages.card import SelfCheck
 
 STARTS = 20
+GROUPS = ("text", "media", "quantised", "rounded", "embedders", "rerankers", "published")
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 
 
@@ -50,12 +54,14 @@ class Model(NamedTuple):
         directory: by seed.
         task: of the engine.
         max_model_len: that it generates with.
+        options: further settings of the engine.
     """
 
     name: str
     directory: Callable[[int], Path]
     task: str = "generate"
     max_model_len: int = 4096
+    options: Mapping[str, str] = MappingProxyType({})
 
 
 def group(name: str) -> Iterator[Model]:
@@ -72,16 +78,28 @@ def group(name: str) -> Iterator[Model]:
         for form in FORMS:
             directory, _ = write(form, lively=True)
             yield Model(form, partial(_same, directory), max_model_len=512)
+    elif name == "rounded":
+        yield from _rounded()
     elif name == "embedders":
-        for each in EMBEDDING_MODELS:
-            yield Model(each, partial(lifelike, tiny_embedding(each)), "embed")
+        yield from (
+            Model(each, partial(lifelike, tiny_embedding(each)), "embed")
+            for each in EMBEDDING_MODELS
+        )
     elif name == "rerankers":
-        for each in RERANKERS:
-            yield Model(each, partial(lifelike, tiny_scoring(each, 3)), "score")
+        yield from (
+            Model(each, partial(lifelike, tiny_scoring(each, 3)), "score") for each in RERANKERS
+        )
     elif name == "published":
         for each, checkpoint in CHECKPOINTS.items():
             task = "generate" if checkpoint.form == "gguf" else "embed"
             yield Model(each, partial(_same, directory_of(each)), task)
+
+
+def _rounded() -> Iterator[Model]:
+    families, forms = ("llama3", "qwen2", "gemma3_text"), ("int8", "q4_k")
+    for family, form, dtype in product(families, forms, ("bfloat16", "float32")):
+        options = {"quantization": form, "dtype": dtype}
+        yield Model(f"{family} {form} {dtype}", partial(text, family), options=options)
 
 
 def _same(directory: Path, _: int) -> Path:
@@ -114,6 +132,7 @@ def start(model: Model, directory: Path) -> SelfCheck:
         {
             "model": str(directory), "device": "cpu", "task": model.task, "self_check": "strict",
             **({"max_model_len": model.max_model_len} if model.task == "generate" else {}),
+            **model.options,
         }
     )  # fmt: skip
     kind = CausalModel if model.task == "generate" else Encoder
@@ -142,7 +161,12 @@ def starts(model: Model) -> None:
             except EngineError as error:
                 failed += 1
                 print(f"{model.name}, seed {seed}: {error}", flush=True)
-        if models_root() in directory.parents and "lifelike" in directory.parts:
+        # Those of other options are asked for again.
+        if (
+            models_root() in directory.parents
+            and "lifelike" in directory.parts
+            and not model.options
+        ):
             shutil.rmtree(directory)
     print(
         f"{model.name:40} {STARTS - failed:3} of {STARTS}  answers {max(answers):5.2f}  "
@@ -154,7 +178,7 @@ def starts(model: Model) -> None:
 def main(names: list[str]) -> int:
     logging.disable(logging.INFO)
     torch.set_grad_enabled(False)
-    for name in names or ("text", "media", "quantised", "embedders", "rerankers", "published"):
+    for name in names or GROUPS:
         print(f"-- {name}", flush=True)
         for model in group(name):
             starts(model)

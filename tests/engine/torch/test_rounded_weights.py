@@ -60,12 +60,13 @@ def test_zeros_stay_zeros(encode: Any) -> None:
     assert torch.equal(back(name, encode(zeros), zeros), zeros)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("quantization", "most"), [("int8", 0.05), ("q4_k", 0.4)])
 def test_a_model_is_rounded_and_passes_its_self_check(
-    directory: Path, quantization: str, most: float
+    directory: Path, quantization: str, most: float, dtype: str
 ) -> None:
-    plain = load(directory, dtype="bfloat16")
-    model = load(directory, quantization=quantization, self_check="strict", dtype="bfloat16")
+    plain = load(directory, dtype=dtype)
+    model = load(directory, quantization=quantization, self_check="strict", dtype=dtype)
     assert model.self_check is not None
     assert model.self_check.result == "passed"
     assert not any(isinstance(module, BlockLinear) for module in plain.modules())
