@@ -1,14 +1,16 @@
 """Division of transformers models into body, head and tower, before and after loading."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from inlay.engine.torch.weights.linear_methods import LinearMethod
 from inlay.engine.torch.weights.media_families import ImageFamily
 
 
@@ -87,29 +89,33 @@ class _Rows(nn.Module):
         return functional.linear(x.float(), self._weight, self._bias)
 
 
+_RowsOf: TypeAlias = Callable[[Tensor], Tensor | None]
+
+
 class NamedHead:
     """Head of a model for some ids alone, in float32 whatever the model's dtype."""
 
-    def __init__(self, model: Any, name: str, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, model: Any, name: str, rows: _RowsOf, bias: Tensor | None) -> None:
         """Use `of`."""
         self._head = head_of(model)
-        self._name, self._weight, self._bias = name, weight, bias
+        self._name, self._rows, self._bias = name, rows, bias
 
     @classmethod
     def of(cls, model: Any) -> "NamedHead | None":
         """Return the head of `model`; None where its rows are not there as plain numbers.
 
-        They are those of the embedding table where both are tied.
+        They are those of the embedding table where both are tied. A head has none that is
+        quantised, divided over ranks, or packed in a layout that is not known.
         """
         output, table = model.get_output_embeddings(), model.get_input_embeddings()
         name = next((name for name, child in model.named_children() if child is output), None)
-        weight = getattr(output, "weight", None)
-        if not _is_plain(weight) and model.config.get_text_config().tie_word_embeddings:
-            weight = getattr(table, "weight", None)
-        rows = model.config.get_text_config().vocab_size
-        if name is None or not _is_plain(weight) or len(weight) < rows:
+        config = model.config.get_text_config()
+        rows = _rows_of(output, config.vocab_size)
+        if rows is None and config.tie_word_embeddings:
+            rows = _rows_of(table, config.vocab_size)
+        if name is None or rows is None:
             return None
-        return cls(model, name, weight, getattr(output, "bias", None))
+        return cls(model, name, rows, getattr(output, "bias", None))
 
     def logits(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Compute the logits of some ids, with all steps of the family.
@@ -122,12 +128,21 @@ class NamedHead:
             [N, K] float32.
         """
         with torch.inference_mode():
-            bias = None if self._bias is None else self._bias[ids]
+            weight, bias = self._rows(ids), None if self._bias is None else self._bias[ids]
+            assert weight is not None, "`of` has found rows"
             head = copy.copy(self._head)
-            head._modules = {**head._modules, self._name: _Rows(self._weight[ids], bias)}
+            head._modules = {**head._modules, self._name: _Rows(weight, bias)}
             logits: Tensor = head(inputs_embeds=hidden.float()[None]).logits[0]
         return logits.float()
 
 
-def _is_plain(weight: object) -> TypeGuard[Tensor]:
-    return type(weight) in (Tensor, nn.Parameter) and cast("Tensor", weight).is_floating_point()
+def _rows_of(module: Any, count: int) -> _RowsOf | None:
+    """Return what gives rows of a module's weight; None if it cannot, or has less than `count`."""
+    if isinstance(module, LinearMethod):
+        none = torch.empty(0, dtype=torch.long)
+        return None if module.rows(none) is None else module.rows
+    weight = getattr(module, "weight", None)
+    if type(weight) not in (Tensor, nn.Parameter):
+        return None
+    rows = cast("Tensor", weight)
+    return rows.__getitem__ if rows.is_floating_point() and len(rows) >= count else None

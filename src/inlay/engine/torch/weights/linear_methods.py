@@ -45,6 +45,16 @@ class LinearMethod(nn.Module):
     nbytes: int
     native_rows: int = 0
     invariant: bool = False
+    _bias: Tensor | None
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias [out], or None."""
+        return self._bias
+
+    def rows(self, ids: Tensor) -> Tensor | None:
+        """Return rows [K, in] of the weight for ids [K] int64; None where it is kept otherwise."""
+        return None
 
 
 class PackedLinear(LinearMethod):
@@ -75,13 +85,14 @@ class PackedLinear(LinearMethod):
         self.nbytes = torch.ops.mkldnn._nbytes(self._weight)
         self._gelu = gelu
         self._products = products
-        self._panels: Panels | None = None
-        self._most = 0
+        self._inputs = weight.shape[1]
+        # A view of the packed weight: `_weight` owns the memory.
+        address = torch.ops.mkldnn.data_ptr(self._weight)
+        self._packed = _in_panels(address, self.nbytes, weight)
+        self._panels = self._find_panels(weight)
         # In bfloat16 a GELU after the product would be given rounded values.
         native = torch.float32, *(() if gelu else (torch.bfloat16,))
-        if products is not None and weight.dtype in native:
-            self._panels = self._find_panels(weight)
-        if products is not None and self._panels is not None:
+        if products is not None and self._panels is not None and weight.dtype in native:
             self.native_rows = products.product_rows(self._panels)
             if invariant and products.invariant_product(self._panels):
                 self.native_rows = ALL_ROWS
@@ -89,15 +100,18 @@ class PackedLinear(LinearMethod):
         self._most = self.native_rows * weight.shape[1]
 
     def _find_panels(self, weight: Tensor) -> Panels | None:
-        """Return the layout of the packed weight, known by its bits; None for another one."""
+        """Return the layout of the packed weight where it has no padding; None for another one."""
         (outputs, inputs), dtype = weight.shape, weight.dtype
-        if inputs % 2 or self.nbytes != dtype.itemsize * outputs * inputs:
+        if self._packed is None or inputs % 2 or self.nbytes != dtype.itemsize * outputs * inputs:
             return None
-        address = torch.ops.mkldnn.data_ptr(self._weight)
-        for width in _PANEL_WIDTHS:
-            if _has_panels(address, weight, width):
-                return Panels(address, outputs, inputs, width, dtype)
-        return None
+        return Panels(self._packed.data_ptr(), outputs, inputs, self._packed.shape[2], dtype)
+
+    def rows(self, ids: Tensor) -> Tensor | None:
+        """As `LinearMethod.rows`; None for a layout that is not known."""
+        if self._packed is None:
+            return None
+        width = self._packed.shape[2]
+        return self._packed[ids // width, :, ids % width].flatten(1)[:, : self._inputs]
 
     def _native(self, products: Products, panels: Panels, x: Tensor) -> Tensor:
         found = products.product(x, panels, self._bias)
@@ -124,6 +138,10 @@ class PlainLinear(LinearMethod):
         self._weight = nn.Parameter(weight.detach(), requires_grad=False)
         self._bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.nbytes = weight.nbytes
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return rows [K, in] of the weight for ids [K] int64."""
+        return self._weight[ids]
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., in] to [..., out]."""
@@ -203,24 +221,31 @@ def differ(found: Tensor, expected: Tensor, outputs: Tensor | None = None) -> fl
     return float((error / size.clamp(min=torch.finfo(torch.float32).tiny)).max())
 
 
-def _has_panels(address: int, weight: Tensor, width: int) -> bool:
-    """Return True if `weight` [O, I] lies at `address` in panels of `width` outputs, as `Panels`.
+def _in_panels(address: int, nbytes: int, weight: Tensor) -> Tensor | None:
+    """Return a view of `weight` [O, I] where it lies in panels, as `Panels`; None for others.
 
-    Compares the first and the last panel, bit by bit.
+    Known by the bits of the first and the last panel. Outputs and inputs may be padded.
+
+    Returns:
+        [panels, inputs / pairs, width, pairs].
     """
-    outputs, inputs = weight.shape
-    if outputs % width:
-        return False
-    size = width * inputs * weight.dtype.itemsize
-    pairs = 2 if weight.dtype is torch.bfloat16 else 1
-    for panel in (0, outputs // width - 1):
-        rows = weight[panel * width : (panel + 1) * width].detach()
-        wanted = rows.reshape(width, inputs // pairs, pairs).transpose(0, 1).contiguous()
-        memory = (ctypes.c_char * size).from_address(address + panel * size)
-        found = torch.frombuffer(memory, dtype=weight.dtype)
-        if not torch.equal(found.view(torch.uint8), wanted.flatten().view(torch.uint8)):
-            return False
-    return True
+    (outputs, inputs), dtype = weight.shape, weight.dtype
+    pairs = 2 if dtype is torch.bfloat16 else 1
+    memory = torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=dtype)
+    for width in _PANEL_WIDTHS:
+        panels = -(-outputs // width)
+        padded, rest = divmod(len(memory), panels * width)
+        if rest or padded % pairs or padded < inputs:
+            continue
+        packed = memory.view(panels, padded // pairs, width, pairs)
+        if all(_is_panel(packed[at], weight[at * width :][:width]) for at in (0, panels - 1)):
+            return packed
+    return None
+
+
+def _is_panel(panel: Tensor, rows: Tensor) -> bool:
+    found = panel.transpose(0, 1).flatten(1)[: rows.shape[0], : rows.shape[1]].contiguous()
+    return torch.equal(found.view(torch.uint8), rows.detach().contiguous().view(torch.uint8))
 
 
 def packs(dtype: torch.dtype) -> bool:
