@@ -1,14 +1,18 @@
 """`--quantization`: weights of a plain checkpoint are rounded to GGUF's blocks as it is loaded."""
 
 import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native.integers import integers
 from inlay.engine.torch.quality import quality_of
 from inlay.engine.torch.weights.linear_methods import BlockLinear
@@ -75,6 +79,23 @@ def test_a_model_is_rounded_and_passes_its_self_check(
     assert not torch.equal(found, expected)
     assert float((found - expected).norm() / expected.norm()) < most
     assert model.weights_id != plain.weights_id
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "qwen2_moe", "qwen3_next", "qwen3_moe"])
+def test_routers_of_experts_stay_as_they_are(family: str, tmp_path: Path) -> None:
+    path = make(family, tmp_path, dtype="bfloat16")
+    plain = {name: type(module) for name, module in named(load(path, dtype="bfloat16"))}
+    found = dict(named(load(path, dtype="bfloat16", quantization="int8")))
+    routers = [
+        name for name in plain if re.search(r"\.(router\.proj|(shared_expert_)?gate)$", name)
+    ]
+    assert routers
+    assert {name: type(found[name]) for name in routers} == {name: plain[name] for name in routers}
+    assert any(isinstance(module, BlockLinear) for module in found.values())
+
+
+def named(model: CausalModel) -> Iterator[tuple[str, nn.Module]]:
+    yield from model._model.named_modules()
 
 
 def test_the_two_roundings_are_different_weights(directory: Path) -> None:

@@ -13,6 +13,9 @@ from inlay.tensors.blocks import TYPES
 
 _BLOCK, _SUPER = 32, 256
 
+_ROUTERS = ("gate", "router", "shared_expert_gate")
+"""Names that families give to a router's linear layer, where it is not below a `router`."""
+
 _CHUNK = 1 << 22
 """Values that are there in float32 at a time."""
 
@@ -27,7 +30,7 @@ def round_linears(
 
     A head is rounded to eight bits whatever is asked for; if it is tied to the table it gets a copy
     of its own, and the table stays as it is, so that rows of the files are the model's. Routers of
-    experts stay, and matrices whose inputs 32 does not divide; to q4_k, those that 256 does not
+    experts stay, as do matrices whose inputs 32 does not divide; to q4_k, those that 256 does not
     divide have eight bits.
 
     Args:
@@ -41,7 +44,7 @@ def round_linears(
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
     for path, module in list(model.named_modules()):
-        if type(module) is not nn.Linear or path.endswith(".gate"):
+        if type(module) is not nn.Linear or _routes(path):
             continue
         outputs, inputs = module.weight.shape
         if inputs % _BLOCK:
@@ -57,6 +60,12 @@ def round_linears(
                 "infinite, no numbers, or too large"
             ) from error
         module.weight = KeptWeight.of(weight, dtype)
+
+
+def _routes(path: str) -> bool:
+    """Return True for a linear layer that chooses experts, or weighs one that all tokens see."""
+    *parents, name = path.split(".")
+    return name in _ROUTERS or "router" in parents
 
 
 def _encoded(weight: Tensor, encode: Callable[[Tensor], Tensor]) -> Tensor:
