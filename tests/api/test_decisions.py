@@ -12,7 +12,6 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from inlay.engine.torch.weights.division import NamedHead, head_of
 from inlay.render import Renderer
 from inlay.render.labels import labels_behind
 from tests.live import Fleet, fleet
@@ -240,6 +239,50 @@ def test_all_kinds_of_items_are_read(url: str) -> None:
     assert lost["param"] == "input[1].call_id"
 
 
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"type": []}, "input[0].type"),
+        ({"type": {}, "call_id": "1"}, "input[0].type"),
+        (
+            {"type": "function_call", "call_id": [], "name": "f", "arguments": ""},
+            "input[0].call_id",
+        ),
+        ({"type": "custom_tool_call", "name": "f", "input": ""}, "input[0].call_id"),
+        ({"type": "function_call_output", "call_id": {}, "output": "4"}, "input[0].call_id"),
+        ({"type": "custom_tool_call_output", "output": "4"}, "input[0].call_id"),
+        ({"role": "user", "content": [{"type": [], "text": "x"}]}, "input[0].content"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_type_or_a_call_id_that_is_no_string_is_named(
+    url: str, item: dict[str, Any], param: str
+) -> None:
+    assert refused(url, input=[item])["param"].startswith(param)
+
+
+def test_a_messages_call_id_means_nothing(url: str) -> None:
+    item = {"type": "message", "role": "user", "content": "x", "call_id": []}
+    assert ask(url, input=[item])["answers"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"type": [], "text": "x"}, {"type": "input_text"}, {"type": "input_json", "data": 1}, {}],
+    ids=str,
+)
+def test_nothing_is_computed_where_the_last_question_is_wrong(
+    url: str, part: dict[str, Any]
+) -> None:
+    state = f"{len(str(part))} lanterns of a harbour that nobody has counted before " * 4
+    questions = [PREDICATE] * 40 + [{**PREDICATE, "instructions": [part]}]
+    assert refused(url, input=state, questions=questions)["param"].startswith(
+        "questions[40].instructions[0]"
+    )
+    usage = ask(url, input=state)["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] < 32 < usage["input_tokens"]
+
+
 def test_an_image_for_a_model_of_texts_is_a_400(url: str) -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
     assert "image" in refused(url, input=[{"role": "user", "content": [image]}])["message"]
@@ -253,24 +296,12 @@ def test_four_hundred_questions_are_answered(llama: Fleet, url: str) -> None:
     assert llama.idle_within(5)
 
 
-def test_log_odds_of_a_model_in_bfloat16_are_finer_than_its_logits() -> None:
-    with fleet(tiny("qwen3", "bfloat16")) as running:
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_log_odds_of_a_model_in_bfloat16_are_finer_than_its_logits(family: str) -> None:
+    with fleet(tiny(family, "bfloat16")) as running:
         url = running.serve()
         found = [ask(url, input=f"state {number}")["answers"][0] for number in range(6)]
     odds = [math.log(one["probability"] / (1 - one["probability"])) for one in found]
     # Logits of less than 8 in bfloat16 are multiples of 2 ** -8 at most, where they pass 1.
     steps = [value * 2**9 for value in odds]
     assert sum(abs(step - round(step)) > 0.02 for step in steps) >= 3
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
-def test_named_logits_are_those_of_the_same_head_in_float32(family: str) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny(family), dtype=torch.bfloat16).eval()
-    head = NamedHead.of(model)
-    assert head is not None
-    hidden = torch.randn(5, model.config.hidden_size).to(torch.bfloat16)
-    ids = torch.tensor([3, 70, 12])
-    got = head.logits(hidden, ids)
-    with torch.inference_mode():
-        whole = head_of(model.float())(inputs_embeds=hidden.float()[None]).logits[0]
-    torch.testing.assert_close(got, whole[:, ids], atol=1e-5, rtol=1e-5)

@@ -18,10 +18,11 @@ from inlay.http.bodies.embeds import Source
 from inlay.http.quoting import shown_at
 from inlay.render.labels import Label
 
-_OUTPUTS = {
-    "function_call_output": "function_call",
-    "custom_tool_call_output": "custom_tool_call",
+_CALLS = {
+    name + end: name for name in ("function_call", "custom_tool_call") for end in ("", "_output")
 }
+"""Types of items with a `call_id`, and the type of the call it is of."""
+
 _CONTENTS = ("content", "output")
 
 Parts = list[dict[str, Any]]
@@ -43,16 +44,20 @@ def state_of(request: DecisionRequest) -> ResponsesChat:
     if isinstance(request.input, str) or not request.input:
         return ResponsesChat([{"role": "user", "content": request.input or ""}], ["input"], False)
     check_depth(request.input, "input")
-    calls: set[tuple[object, object]] = set()
+    calls: set[tuple[str, str]] = set()
     items = []
     for number, item in enumerate(request.input):
-        kind, call_id, where = item.get("type"), item.get("call_id"), f"input[{number}]"
-        if kind in _OUTPUTS and (_OUTPUTS[kind], call_id) not in calls:
-            raise InvalidRequestError(
-                f"{where}.call_id {str(call_id)[:80]!r} is of no {_OUTPUTS[kind]} before it",
-                param=f"{where}.call_id",
-            )
-        calls.add((kind, call_id))
+        where, kind = f"input[{number}]", item.get("type")
+        if isinstance(kind, str) and kind in _CALLS:
+            call_id = string_at(item, "call_id", where)
+            call = _CALLS[kind]
+            if kind == call:
+                calls.add((call, call_id))
+            elif (call, call_id) not in calls:
+                raise InvalidRequestError(
+                    f"{where}.call_id {call_id[:80]!r} is of no {call} before it",
+                    param=f"{where}.call_id",
+                )
         items.append(_as_in_responses(item, where))
     return conversation(ResponsesRequest(input=items))
 

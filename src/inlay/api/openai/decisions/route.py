@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -42,7 +42,7 @@ from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.render import Begins, Renderer
-from inlay.render.labels import labels_behind
+from inlay.render.labels import Label, labels_behind
 from inlay.router import ServedModel
 
 _decoder = msgspec.json.Decoder(DecisionRequest)
@@ -103,7 +103,7 @@ async def decisions(call: Call) -> None:
     session = session_of(call, carrier) or f"{call.caller.tenant.id}/{call.request_id}"
     found = [Found() for _ in request.questions]
     cached = positions = count = 0
-    reads = prompts.reads()
+    reads = prompts.reads(await server.run_prepared(size, prompts.asked))
     async with RequestScope(server.inflight, call.receive, call.detach_deadline()):
         await server.awake(model.card.name)
         call.sent = time.perf_counter()
@@ -167,6 +167,14 @@ async def _run(
     return found
 
 
+class _Asked(NamedTuple):
+    """A question as it is read: options as what the model reads and its description."""
+
+    instructions: str
+    options: list[tuple[str, str]]
+    labels: Sequence[Label]
+
+
 class _Prompts:
     """The prompts of a request. CPU work, safe to call from any thread."""
 
@@ -186,17 +194,29 @@ class _Prompts:
         variables = renderer.template_variables(tools=False)
         self._variables = {name: off for name, off in _NO_THINKING.items() if name in variables}
 
-    def reads(self) -> Iterator[Read]:
+    def asked(self) -> list[_Asked]:
+        """Read all questions, before any is answered.
+
+        Raises:
+            InvalidRequestError: a question is not valid, or has too many options for the labels
+                that can be read; or none can.
+        """
+        end = self._end(self._chat(""))
+        found = []
+        for number, question in enumerate(self._questions):
+            instructions = instructions_of(question, f"questions[{number}]")
+            options = options_of(question)
+            labels = labels_behind(self._renderer, end, len(options))
+            found.append(_Asked(instructions, options, labels))
+        return found
+
+    def reads(self, asked: Sequence[_Asked]) -> Iterator[Read]:
         """Yield the reads of all questions, in order.
 
         Raises:
-            InvalidRequestError: a prompt cannot be made, or labels cannot be read behind it.
+            InvalidRequestError: a prompt cannot be made.
         """
-        end = self._end(self._chat(""))
-        for number, question in enumerate(self._questions):
-            where = f"questions[{number}]"
-            instructions, options = instructions_of(question, where), options_of(question)
-            labels = labels_behind(self._renderer, end, len(options))
+        for number, (instructions, options, labels) in enumerate(asked):
             for order in range(self._orders):
                 indices = range(len(options))[:: -1 if order else 1]
                 text = question_text(instructions, [options[index] for index in indices], labels)
