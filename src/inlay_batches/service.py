@@ -20,6 +20,7 @@ from inlay.store.kept.contents import Contents
 from inlay.store.kept.directory import DirectoryStorage
 from inlay.store.kept.lease import SILENT_SECONDS, Held, LeaseLostError, replace
 from inlay.store.kept.memory import MemoryStorage
+from inlay.store.kept.rounds import rounds
 from inlay.store.secret import read_key
 from inlay.store.shared import Storage
 from inlay_batches.answering import ServerWork, endpoints_of
@@ -119,8 +120,8 @@ class Batches:
             owner_bytes=settings.files_tenant_bytes or total,
             ttl=settings.files_ttl,
         )
-        self._task = asyncio.create_task(self._scan_often())
-        self._sweeper = asyncio.create_task(self._sweep_often())
+        self._task = asyncio.create_task(rounds(self._scan, SCAN_SECONDS, self._wake))
+        self._sweeper = asyncio.create_task(rounds(self._sweep, SWEEP_SECONDS))
 
     async def close(self) -> None:
         """Let others take its batches, which go on where they are."""
@@ -197,19 +198,6 @@ class Batches:
         return await self.get(owner, id_)
 
     # What it runs.
-
-    async def _scan_often(self) -> None:
-        while True:
-            self._wake.clear()
-            try:
-                await self._scan()
-            except OverloadedError as error:
-                _log.warning("batches wait: %s", error.message)
-            try:
-                async with asyncio.timeout(SCAN_SECONDS):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
 
     async def _scan(self) -> None:
         storage, now = self.files.storage, liveness.now()
@@ -289,13 +277,8 @@ class Batches:
         except (LeaseLostError, OverloadedError) as error:
             _log.warning("batch %s: its fault was not noted: %r", held.record.id, error)
 
-    async def _sweep_often(self) -> None:
-        while True:
-            try:
-                await self.files.sweep(self.settings.files_ttl, ORPHAN_SECONDS)
-            except OverloadedError as error:
-                _log.warning("files were not swept: %s", error.message)
-            await asyncio.sleep(SWEEP_SECONDS)
+    async def _sweep(self) -> None:
+        await self.files.sweep(self.settings.files_ttl, ORPHAN_SECONDS)
 
     def _metrics(self) -> Iterator[Metric]:
         batches = GaugeMetricFamily("inlay:batches", "Batches by status.", labels=["status"])
