@@ -8,8 +8,10 @@ import msgspec
 
 from inlay.api.openai.schema.responses import Response
 from inlay.base.errors import InvalidRequestError, NotFoundError
+from inlay.http.server import OFFLOAD_BYTES, Call
 from inlay.store.kept.contents import Piece
 from inlay.store.kept.lease import replace
+from inlay_state.history import items_in
 from inlay_state.items import Item, decoder
 from inlay_state.kept import Kept
 from inlay_state.records import ConversationRecord
@@ -64,7 +66,13 @@ async def locked(kept: Kept, owner: str, id_: str, response_id: str) -> AsyncIte
 
 
 async def complete(
-    kept: Kept, owner: str, id_: str, response_id: str, given: bytes, response: Response
+    call: Call,
+    kept: Kept,
+    owner: str,
+    id_: str,
+    response_id: str,
+    given: bytes | bytearray,
+    response: Response,
 ) -> None:
     """Add the input and output of a response to the conversation that it has locked.
 
@@ -73,34 +81,46 @@ async def complete(
     record = await kept.get(owner, id_, ConversationRecord)
     if record.locked_by != response_id:
         return
-    output = msgspec.json.decode(msgspec.json.encode(response.output), type=list[Item])
-    await put_items(kept, owner, id_, [*decoder.decode(given), *output], from_=response_id)
+
+    def more() -> list[Item]:
+        return decoder.decode(given) + decoder.decode(msgspec.json.encode(response.output))
+
+    items = await call.server.run_prepared(OFFLOAD_BYTES + len(given), more)
+    await put_items(call, kept, owner, id_, items, from_=response_id)
 
 
 async def put_items(
-    kept: Kept, owner: str, id_: str, more: list[Item], *, from_: str = "", without: str = ""
+    call: Call,
+    kept: Kept,
+    owner: str,
+    id_: str,
+    more: list[Item],
+    *,
+    from_: str = "",
+    without: str = "",
 ) -> ConversationRecord:
     """Add items to a conversation, and remove the one of the id `without`.
 
     Raises:
         InvalidRequestError: it would be too long.
         NotFoundError: there is none, or it has no such item.
+        InlayError: as `items_in`, and as `Kept.write`.
     """
     while True:
         record = await kept.get(owner, id_, ConversationRecord)
         if from_ and record.locked_by != from_:
             return record
-        items = decoder.decode(await kept.read(record.items) or b"[]")
+        items = await items_in(call, kept, record.items)
         if without and all(item.get("id") != without for item in items):
             raise NotFoundError(f"item {without[:80]!r} does not exist", param="item_id")
         items = [item for item in items if item.get("id") != without] + more
-        body = msgspec.json.encode(items)
+        body = await call.server.run_prepared(OFFLOAD_BYTES, msgspec.json.encode, items)
         if len(body) > MAX_BYTES:
             raise InvalidRequestError(
                 f"the items of the conversation would have {len(body)} bytes; at most {MAX_BYTES}",
                 param="items",
             )
-        pieces = await kept.write(owner, "items", body)
+        pieces = await kept.write(owner, "items", body, instead_of=record.items)
         add = partial(
             _with_items, before=record.items, now=pieces, expires=kept.expiry(), unlock=bool(from_)
         )

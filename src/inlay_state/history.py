@@ -1,5 +1,6 @@
 """Items that come before a request: those of a chain of responses, or of a conversation."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,17 +10,24 @@ from inlay.api.openai.responses.input import in_input
 from inlay.api.openai.schema.responses import ResponsesRequest
 from inlay.base.errors import InvalidRequestError
 from inlay.http.parsed_request import ParsedRequest
-from inlay.http.server import Call
+from inlay.http.server import Call, preparing_for
+from inlay.store.kept.contents import Piece
 from inlay_state.items import Item, decoder
 from inlay_state.kept import Kept
 from inlay_state.records import ConversationRecord, ResponseRecord
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 16 * 1024 * 1024
+GONE = "previous_response_not_found"
+DECODED = 4
+"""Bytes that items take for each of their JSON."""
 
 
 class _Output(msgspec.Struct):
     output: list[Item] = []
+
+
+_output = msgspec.json.Decoder(_Output)
 
 
 class History(NamedTuple):
@@ -36,12 +44,35 @@ class History(NamedTuple):
     session: str
 
 
-async def before_response(kept: Kept, owner: str, previous: str | None) -> History:
+NOTHING = History([], 0, "")
+
+
+def reserve(call: Call, pieces: Iterable[Piece]) -> int:
+    """Reserve the memory of reading and decoding pieces; return their bytes.
+
+    Raises as `Reservation.grow`.
+    """
+    size = sum(piece.size for piece in pieces)
+    if call.reservation.client is None:  # of a GET, which counts in no other quota
+        peer = call.scope.get("client")
+        call.reservation.client = call.server.clients.of(call.caller, peer[0] if peer else "")
+        preparing_for.set(call.reservation)
+    call.reservation.grow((1 + DECODED) * size)
+    return size
+
+
+async def items_in(call: Call, kept: Kept, pieces: Sequence[Piece]) -> list[Item]:
+    """Return the items that pieces hold. Raises as `reserve` and `Kept.read`."""
+    size = reserve(call, pieces)
+    return await call.server.run_prepared(size, decoder.decode, await kept.read(pieces) or b"[]")
+
+
+async def before_response(call: Call, kept: Kept, owner: str, previous: str | None) -> History:
     """Return the items of a response and of all before it.
 
     Raises:
         InvalidRequestError: it does not exist, has not ended well, or the chain is too long.
-        OverloadedError: the storage does not answer.
+        InlayError: as `items_in`.
     """
     records: list[ResponseRecord] = []
     id_, size = previous, 0
@@ -53,7 +84,7 @@ async def before_response(kept: Kept, owner: str, previous: str | None) -> Histo
                 f"previous_response_id {str(previous)[:80]!r}{earlier} was not found: it was never "
                 "kept, has expired or was deleted",
                 param="previous_response_id",
-                code="previous_response_not_found",
+                code=GONE,
             )
         if record.status not in ("completed", "incomplete"):
             raise InvalidRequestError(
@@ -70,27 +101,29 @@ async def before_response(kept: Kept, owner: str, previous: str | None) -> Histo
                 param="previous_response_id",
             )
         id_ = record.previous
+    reserve(call, (piece for record in records for piece in (*record.input, *record.output)))
     items: list[Item] = []
     for record in reversed(records):
-        items += decoder.decode(await kept.read(record.input) or b"[]")
-        items += msgspec.json.decode(await kept.read(record.output), type=_Output).output
+        given, made = await kept.read(record.input) or b"[]", await kept.read(record.output)
+        items += await call.server.run_prepared(len(given), decoder.decode, given)
+        items += (await call.server.run_prepared(len(made), _output.decode, made)).output
     return History(items, size, records[0].session if records else "")
 
 
-async def of_conversation(kept: Kept, owner: str, id_: str) -> History:
-    """Return the items of a conversation. Raises as `Kept.get`."""
+async def of_conversation(call: Call, kept: Kept, owner: str, id_: str) -> History:
+    """Return the items of a conversation. Raises as `Kept.get` and `items_in`."""
     record = await kept.get(owner, id_, ConversationRecord)
-    body = await kept.read(record.items)
-    return History(decoder.decode(body or b"[]"), len(body), id_)
+    items = await items_in(call, kept, record.items)
+    return History(items, sum(piece.size for piece in record.items), id_)
 
 
 async def history_of(
-    kept: Kept, owner: str, previous: str | None, conversation_id: str | None
+    call: Call, kept: Kept, owner: str, previous: str | None, conversation_id: str | None
 ) -> History:
     """Return what comes before a request that goes on with either. Raises as both."""
     if conversation_id is not None:
-        return await of_conversation(kept, owner, conversation_id)
-    return await before_response(kept, owner, previous)
+        return await of_conversation(call, kept, owner, conversation_id)
+    return await before_response(call, kept, owner, previous)
 
 
 def with_history(
@@ -100,7 +133,6 @@ def with_history(
 
     Raises:
         InvalidRequestError: embeddings in it are not allowed.
-        InlayError: as `Reservation.grow`.
     """
     request = incoming.parsed.request
     if not history.items:
@@ -108,7 +140,6 @@ def with_history(
     given: Any = request.input
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    call.reservation.grow(4 * history.size)
     request.input = [*history.items, *(given or ())]
     sources = in_input(request)
     if sources:

@@ -1,5 +1,6 @@
 """Items of input as they are kept: each with a type, an id and, of a message, parts."""
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import msgspec
 
 from inlay.api.openai.responses.items import item_id
 from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import yield_gil
 from inlay.messages.prompt import Buffer
 
 Item = dict[str, Any]
@@ -19,14 +21,18 @@ _PREFIXES = {
     "reasoning": "rs",
 }
 _KINDS = ", ".join(_PREFIXES)
+_CHUNK_BYTES = 3 * 64 * 1024
 
 
-def items_of(given: str | Sequence[Mapping[str, Any]] | None, owner_id: str) -> list[Item]:
+def items_of(
+    given: str | Sequence[Mapping[str, Any]] | None, owner_id: str, field: str = "input"
+) -> list[Item]:
     """Return the items of an input.
 
     Args:
         given: as a request has them.
         owner_id: of what they belong to; ids of items without one are made of it.
+        field: of the request, for errors.
 
     Raises:
         InvalidRequestError: an item has no known type.
@@ -35,16 +41,17 @@ def items_of(given: str | Sequence[Mapping[str, Any]] | None, owner_id: str) -> 
         return []
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_item(item, owner_id, index) for index, item in enumerate(given)]
+    return [_item(item, owner_id, index, field) for index, item in enumerate(given)]
 
 
-def _item(item: Mapping[str, Any], owner_id: str, index: int) -> Item:
+def _item(item: Mapping[str, Any], owner_id: str, index: int, field: str) -> Item:
     kind = item.get("type") or ("message" if "role" in item else None)
     prefix = _PREFIXES.get(kind) if isinstance(kind, str) else None
     if prefix is None:
         raise InvalidRequestError(
-            f"items of type {str(kind)[:40]!r} are not supported; supported: {_KINDS}",
-            param=f"[{index}].type",
+            f"{field}[{index}]: items of type {str(kind)[:40]!r} are not supported; supported: "
+            f"{_KINDS}",
+            param=f"{field}[{index}].type",
         )
     made = {"id": item_id(prefix, f"{owner_id}/in", index), "status": "completed"}
     found = {**made, **{name: value for name, value in item.items() if value is not None}}
@@ -57,16 +64,26 @@ def _item(item: Mapping[str, Any], owner_id: str, index: int) -> Item:
     return found
 
 
-def encoded(items: Sequence[Mapping[str, Any]], lifted: Mapping[str, Buffer]) -> bytes:
-    """Return items as JSON, with the data that was taken out of them as base64 again."""
-    return restored(msgspec.json.encode(items), lifted)
+def encoded(value: object, lifted: Mapping[str, Buffer]) -> bytearray:
+    """Return JSON, with the data that was taken out of it as base64 again.
 
-
-def restored(body: bytes, lifted: Mapping[str, Buffer]) -> bytes:
-    """Return JSON with the data that was taken out of it as base64 again."""
-    for nonce, data in lifted.items():
-        body = body.replace(nonce.encode(), b64encode(data.view))
-    return body
+    One pass, in pieces: it takes little more memory than its result.
+    """
+    body = memoryview(msgspec.json.encode(value))
+    if not lifted:
+        return bytearray(body)
+    # The longest first: a name may begin another.
+    names = sorted(lifted, key=len, reverse=True)
+    made, end = bytearray(), 0
+    for found in re.finditer("|".join(map(re.escape, names)).encode(), body):
+        made += body[end : found.start()]
+        data = lifted[found[0].decode()].view
+        for start in range(0, len(data), _CHUNK_BYTES):
+            yield_gil()
+            made += b64encode(data[start : start + _CHUNK_BYTES])
+        end = found.end()
+    made += body[end:]
+    return made
 
 
 decoder = msgspec.json.Decoder(list[Item])

@@ -16,7 +16,6 @@ from inlay.http.asgi import Message
 from inlay.http.bodies.accounting import ByteBudget
 from inlay.http.callers.auth import Caller
 from inlay.http.callers.clients import Client
-from inlay.http.callers.keys import ClientLimits
 from inlay.http.inner_call import inner_call
 from inlay.http.parsed_request import read_request
 from inlay.http.server import Server, preparing_for
@@ -51,6 +50,7 @@ class Jobs:
         self._holder = secrets.token_hex(8)
         self._running: dict[str, tuple[Background, asyncio.Task[None]]] = {}
         self._seen: dict[str, tuple[int, float]] = {}
+        self._clients: dict[str, Client] = {}
 
     def __len__(self) -> int:
         return len(self._running)
@@ -108,6 +108,7 @@ class Jobs:
         caller = self._caller_of(owner)
         if caller is None:
             raise NotFoundError("the API key that asked for it was removed")
+        client = self._client(owner, caller)
         call = inner_call(
             self._server,
             "/v1/responses",
@@ -115,7 +116,7 @@ class Jobs:
             send,
             request_id=record.id,
             caller=caller,
-            client=Client(self._server.clients, f"{owner}/responses", ClientLimits()),
+            client=client,
             budget=self._budget,
         )
 
@@ -123,14 +124,26 @@ class Jobs:
             if record.conversation is not None:
                 own = await self.kept.read(record.input)
                 await conversations.complete(
-                    self.kept, owner, record.conversation, record.id, own, response
+                    call, self.kept, owner, record.conversation, record.id, own, response
                 )
 
         preparing_for.set(call.reservation)
-        with call.reservation, call.ending:
+        with client, call.reservation, call.ending:
             incoming = await read_request(call, _decoder, in_input)
-            history = await history_of(self.kept, owner, record.previous, record.conversation)
+            history = await history_of(call, self.kept, owner, record.previous, record.conversation)
             await answer(call, with_history(call, incoming, history), keeping_of(record, keep))
+
+    def _client(self, owner: str, caller: Caller) -> Client:
+        """Return the client of all background responses of an owner, with its limits.
+
+        Its rate counted when it asked for them.
+        """
+        share = self._server.clients.share_of(caller)
+        client = self._clients.setdefault(
+            owner, Client(self._server.clients, f"{owner}/responses", share)
+        )
+        client.share = share
+        return client
 
     async def _run(self, owner: str, job: Background, held: HeldResponse) -> None:
         try:

@@ -62,7 +62,7 @@ class Kept:
         return int(self._clock() + self._ttl)
 
     def check_room(self, owner: str, size: int) -> None:
-        """Check that an owner may keep `size` bytes more.
+        """Check that an owner may keep `size` bytes more; it may always keep fewer.
 
         Counted from the last sweep, and what this frontend has kept since.
 
@@ -70,6 +70,8 @@ class Kept:
             RateLimitedError: the owner is at its limit.
             OverloadedError: all owners together are.
         """
+        if size <= 0:
+            return
         used = self._used[owner]
         if used + size > self._owner_max:
             raise RateLimitedError(
@@ -85,16 +87,24 @@ class Kept:
                 retry_after=_FULL_SECONDS,
             )
 
-    async def write(self, owner: str, kind: str, data: bytes) -> tuple[Piece, ...]:
-        """Keep bytes as pieces. Raises as `check_room`, and `OverloadedError`."""
-        self.check_room(owner, len(data))
+    def _count(self, owner: str, more: int) -> None:
+        self._used[owner] += more
+        self._all += more
+
+    async def write(
+        self, owner: str, kind: str, data: bytes | bytearray, *, instead_of: Sequence[Piece] = ()
+    ) -> tuple[Piece, ...]:
+        """Keep bytes as pieces, in the place of pieces that the caller erases then.
+
+        Raises as `check_room`, and `OverloadedError`.
+        """
+        self.check_room(owner, len(data) - sum(piece.size for piece in instead_of))
         name = new_name(kind)
         pieces: list[Piece] = []
         for start in range(0, len(data), PIECE_BYTES):
-            piece = data[start : start + PIECE_BYTES]
+            piece = bytes(memoryview(data)[start : start + PIECE_BYTES])
             pieces.append(await self.contents.write(f"{name}-{len(pieces)}", piece))
-        self._used[owner] += len(data)
-        self._all += len(data)
+        self._count(owner, len(data))
         return tuple(pieces)
 
     async def read(self, pieces: Sequence[Piece]) -> bytes:
@@ -126,8 +136,10 @@ class Kept:
 
     async def add(self, owner: str, record: Record) -> None:
         """Keep a new record. Raises `OverloadedError`."""
-        if not await self.storage.swap(f"{owner}.{record.id}", encode(record), 0):
+        body = encode(record)
+        if not await self.storage.swap(f"{owner}.{record.id}", body, 0):
             raise OverloadedError("it could not be kept; send it again", retry_after=1)
+        self._count(owner, len(body))
 
     async def change(self, owner: str, id_: str, kind: type[R], change: Callable[[R], R]) -> R:
         """Change a record, on top of what others change; return it. Raises as `get`."""
@@ -138,7 +150,9 @@ class Kept:
             changed = change(found)
             if changed == found:
                 return found
-            if await self.storage.swap(f"{owner}.{id_}", encode(changed), revision):
+            body = encode(changed)
+            if await self.storage.swap(f"{owner}.{id_}", body, revision):
+                self._count(owner, len(body) - len(encode(found)))
                 return changed
         raise OverloadedError("others change it all the time; try again", retry_after=1)
 
@@ -149,15 +163,14 @@ class Kept:
             if found is None:
                 raise _missing(id_, kind)
             if await self.storage.drop(f"{owner}.{id_}", revision):
+                self._count(owner, -len(encode(found)))
                 await self.erase(owner, list(found.pieces))
                 return found
         raise OverloadedError("others change it all the time; try again", retry_after=1)
 
     async def erase(self, owner: str, pieces: Sequence[Piece]) -> None:
         """Remove contents. Raises `OverloadedError`."""
-        size = sum(piece.size for piece in pieces)
-        self._used[owner] -= size
-        self._all -= size
+        self._count(owner, -sum(piece.size for piece in pieces))
         await self.contents.erase(pieces)
 
     async def sweep(self, orphan_seconds: float) -> list[tuple[str, str]]:
@@ -180,6 +193,7 @@ class Kept:
                     await self.contents.erase(list(record.pieces))
                 continue
             owner = key.partition(".")[0]
+            used[owner] += len(kept)
             for piece in record.pieces:
                 named.add(piece.name)
                 used[owner] += piece.size

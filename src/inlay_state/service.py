@@ -1,9 +1,9 @@
 """The part of a frontend that keeps responses and conversations."""
 
 import asyncio
-import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,7 @@ from inlay.api.generation.chat import chat_model
 from inlay.api.openai.responses.input import check_responses, conversation
 from inlay.api.openai.responses.route import answer, opening_of
 from inlay.api.openai.schema.responses import Response, ResponsesRequest
-from inlay.base.errors import (
-    InvalidRequestError,
-    OverloadedError,
-    RateLimitedError,
-)
+from inlay.base.errors import InvalidRequestError, RateLimitedError
 from inlay.http.callers.auth import Caller
 from inlay.http.frontend_part import FrontendAccess
 from inlay.http.metrics.collectors import Collected
@@ -31,12 +27,13 @@ from inlay.store.kept.contents import Contents
 from inlay.store.kept.directory import DirectoryStorage
 from inlay.store.kept.lease import replace
 from inlay.store.kept.memory import MemoryStorage
+from inlay.store.kept.rounds import rounds
 from inlay.store.secret import read_key
 from inlay.store.shared import Storage
 from inlay_state import conversations
 from inlay_state.events import framed, lines_of
-from inlay_state.history import History, history_of, of_conversation, with_history
-from inlay_state.items import encoded, items_of, restored
+from inlay_state.history import History, history_of, reserve, with_history
+from inlay_state.items import encoded, items_of
 from inlay_state.jobs import Jobs, keeping_of
 from inlay_state.kept import Kept
 from inlay_state.records import (
@@ -52,10 +49,12 @@ SWEEP_SECONDS = 60.0
 ORPHAN_SECONDS = 3600.0
 POLL_SECONDS = 0.25
 MEMORY_BYTES = 256 * 1024 * 1024
+SPARE_BYTES = 32 * 1024 * 1024
+"""Room in memory for what takes the place of something: `Kept` counts only what it adds."""
+
 MAX_FAULTS = 3
 
 _FLAG = "--response-store"
-_log = logging.getLogger(__name__)
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
 
@@ -89,6 +88,7 @@ class State:
                 "a directory",
                 param="response_store",
             )
+        _check_apart(settings.response_store, access.batches.batch_store)
         key = settings.response_store_key_file
         if key is not None and settings.response_store == "memory":
             raise InvalidRequestError(
@@ -97,7 +97,7 @@ class State:
             )
         self._key = None if key is None else read_key(key)
         self._owner_key = blake3(b"response owners", key=access.server.secret.store).digest()
-        self._wake = asyncio.Event()
+        self._queued = asyncio.Event()
         self._storage: Storage | None = None
         self._tasks: list[asyncio.Task[None]] = []
         access.server.metrics.registry.register(Collected(self._metrics))
@@ -108,7 +108,7 @@ class State:
         total = settings.response_store_bytes
         if settings.response_store == "memory":
             total = min(total, MEMORY_BYTES)
-            storage: Storage = MemoryStorage(total, "--response-store-bytes")
+            storage: Storage = MemoryStorage(total + SPARE_BYTES, "--response-store-bytes")
         elif settings.response_store == "nats" and self._open_shared is not None:
             storage = await self._open_shared(KIND)
         else:
@@ -123,8 +123,8 @@ class State:
         )
         self.jobs = Jobs(self._server, self.kept, self._caller_of)
         self._tasks = [
-            asyncio.create_task(self._often(self.jobs.scan, SCAN_SECONDS)),
-            asyncio.create_task(self._often(self._sweep, SWEEP_SECONDS)),
+            asyncio.create_task(rounds(self.jobs.scan, SCAN_SECONDS, self._queued)),
+            asyncio.create_task(rounds(self._sweep, SWEEP_SECONDS)),
         ]
 
     async def close(self) -> None:
@@ -165,24 +165,44 @@ class State:
             return
         if stored:
             self.kept.check_room(owner, incoming.size)
-        history = await history_of(self.kept, owner, request.previous_response_id, conversation_id)
+        await call.server.run_prepared(call.memory.json, check_responses, request)
         id_ = new_id("resp_")
-        given = items_of(request.input, id_)
-        own = encoded(given, incoming.parsed.lifted)
-        now = int(self.kept.now())
-        record = ResponseRecord(
-            id=id_,
-            created_at=now,
-            expires_at=self.kept.expiry(),
-            status="queued",
-            background=bool(request.background),
-            previous=request.previous_response_id,
-            conversation=conversation_id,
-            session=history.session or id_,
-        )
-        if request.background:
-            await self._enqueue(call, incoming, record, own, history)
-            return
+        previous = request.previous_response_id
+        async with AsyncExitStack() as held:
+            if conversation_id is not None and not request.background:
+                await held.enter_async_context(
+                    conversations.locked(self.kept, owner, conversation_id, id_)
+                )
+            history = await history_of(call, self.kept, owner, previous, conversation_id)
+            record = ResponseRecord(
+                id=id_,
+                created_at=int(self.kept.now()),
+                expires_at=self.kept.expiry(),
+                status="queued",
+                background=bool(request.background),
+                previous=previous,
+                conversation=conversation_id,
+                session=history.session or id_,
+            )
+            if request.background:
+                await self._enqueue(call, incoming, record, history)
+            else:
+                await self._answer(call, incoming, record, history, stored=stored)
+
+    async def _answer(
+        self,
+        call: Call,
+        incoming: ParsedRequest[ResponsesRequest],
+        record: ResponseRecord,
+        history: History,
+        *,
+        stored: bool,
+    ) -> None:
+        """Answer a request whose client waits; its conversation is locked."""
+        owner, conversation_id = self.owner_of(call), record.conversation
+        own = bytearray()
+        if stored or conversation_id is not None:
+            own = await _encoded_input(call, incoming, record.id)
 
         async def keep(response: Response) -> None:
             if stored:
@@ -195,29 +215,29 @@ class State:
                 )
                 await self.kept.add(owner, ended)
             if conversation_id is not None:
-                await conversations.complete(self.kept, owner, conversation_id, id_, own, response)
+                await conversations.complete(
+                    call, self.kept, owner, conversation_id, record.id, own, response
+                )
 
         keeping = keeping_of(record, keep, store=stored)
-        if conversation_id is None:
-            await answer(call, with_history(call, incoming, history), keeping)
-            return
-        async with conversations.locked(self.kept, owner, conversation_id, id_):
-            # Read again: another response may have ended meanwhile.
-            history = await of_conversation(self.kept, owner, conversation_id)
-            await answer(call, with_history(call, incoming, history), keeping)
+        await answer(call, with_history(call, incoming, history), keeping)
 
     async def _enqueue(
         self,
         call: Call,
         incoming: ParsedRequest[ResponsesRequest],
         record: ResponseRecord,
-        own: bytes,
         history: History,
     ) -> None:
         """Keep a background response, and answer that it is queued, or with its events."""
         request, owner = incoming.parsed.request, self.owner_of(call)
-        check_responses(request)
-        conversation(ResponsesRequest(input=[*history.items, *items_of(request.input, record.id)]))
+        prepared = call.server.run_prepared
+
+        def check() -> None:
+            given = items_of(request.input, record.id)
+            conversation(ResponsesRequest(input=[*history.items, *given]))
+
+        await prepared(call.memory.json + history.size, check)
         model = chat_model(call.server, request.model)
         active = sum(one == owner for one, _, _ in await self.kept.jobs())
         if active >= self._settings.max_background_responses:
@@ -231,7 +251,6 @@ class State:
         streams, request.stream = bool(request.stream), True
         if request.seed is None or request.seed == -1:
             request.seed = secrets.randbits(31)  # made again, it has the same text
-        body = restored(msgspec.json.encode(request), incoming.parsed.lifted)
         temperature = 1.0 if request.temperature is None else request.temperature
         top_p = 1.0 if request.top_p is None else request.top_p
         keeping = keeping_of(record, _nothing)
@@ -239,23 +258,26 @@ class State:
             opening_of(record.id, request, model.name, temperature, top_p, keeping),
             status="queued",
         )
+        own = await self.kept.write(owner, "input", await _encoded_input(call, incoming, record.id))
+        body = await prepared(incoming.size, encoded, request, incoming.parsed.lifted)
         kept = replace(
             record,
             request=await self.kept.write(owner, "request", body),
-            input=await self.kept.write(owner, "input", own),
+            input=own,
             output=await self.kept.write(owner, "output", msgspec.json.encode(opening)),
         )
         await self.kept.add(owner, kept)
         await self.kept.add_job(owner, record.id)
-        self._wake.set()
+        self._queued.set()
         if streams:
             await self.stream(call, owner, record.id, -1)
         else:
             await call.json(opening)
 
-    async def shown(self, owner: str, id_: str) -> bytes:
-        """Return a response as JSON. Raises as `Kept.get`."""
+    async def shown(self, call: Call, owner: str, id_: str) -> bytes:
+        """Return a response as JSON. Raises as `Kept.get` and `reserve`."""
         record = await self.kept.get(owner, id_, ResponseRecord)
+        reserve(call, record.output)
         body = await self.kept.read(record.output)
         if record.status == "in_progress":
             body = body.replace(b'"status":"queued"', b'"status":"in_progress"', 1)
@@ -297,7 +319,7 @@ class State:
             await asyncio.sleep(POLL_SECONDS)
             _, record = await self.kept.find(owner, record.id, ResponseRecord)
 
-    async def cancel(self, owner: str, id_: str) -> bytes:
+    async def cancel(self, call: Call, owner: str, id_: str) -> bytes:
         """Cancel a background response; one that has ended stays as it is. Return it.
 
         Raises:
@@ -311,10 +333,12 @@ class State:
                 param="response_id",
             )
         if record.ended:
-            return await self.shown(owner, id_)
+            return await self.shown(call, owner, id_)
+        reserve(call, record.output)
         response: dict[str, Any] = msgspec.json.decode(await self.kept.read(record.output))
         body = msgspec.json.encode({**response, "status": "cancelled"})
-        output = await self.kept.write(owner, "output", body)
+        before = (*record.output, *record.request)
+        output = await self.kept.write(owner, "output", body, instead_of=before)
 
         def cancelled(found: ResponseRecord) -> ResponseRecord:
             if found.ended:
@@ -323,10 +347,10 @@ class State:
 
         changed = await self.kept.change(owner, id_, ResponseRecord, cancelled)
         if changed.output == output:
-            await self.kept.erase(owner, [*record.output, *record.request])
+            await self.kept.erase(owner, before)
             await self.jobs.end(owner, changed)
         self.jobs.stop(owner, id_)
-        return await self.shown(owner, id_)
+        return await self.shown(call, owner, id_)
 
     async def delete(self, owner: str, id_: str) -> None:
         """Remove a response; one under way is cancelled. Raises as `Kept.get`."""
@@ -335,19 +359,6 @@ class State:
         await self.jobs.end(owner, record)
 
     # What it runs.
-
-    async def _often(self, act: Callable[[], Awaitable[None]], seconds: float) -> None:
-        while True:
-            self._wake.clear()
-            try:
-                await act()
-            except OverloadedError as error:
-                _log.warning("kept responses wait: %s", error.message)
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
 
     async def _sweep(self) -> None:
         for owner, id_ in await self.kept.sweep(ORPHAN_SECONDS):
@@ -361,8 +372,28 @@ class State:
         )
 
 
+async def _encoded_input(
+    call: Call, incoming: ParsedRequest[ResponsesRequest], id_: str
+) -> bytearray:
+    """Return the items of a request as they are kept. Raises as `RequestMemory.hold`."""
+    request, lifted = incoming.parsed.request, incoming.parsed.lifted
+    call.memory.hold(incoming.size)
+    return await call.server.run_prepared(
+        incoming.size, lambda: encoded(items_of(request.input, id_), lifted)
+    )
+
+
 async def _nothing(_: Response) -> None:
     """Stand for keeping where nothing is complete yet."""
+
+
+def _check_apart(responses: str, batches: str) -> None:
+    shared = {"memory", "nats", "off"}
+    if not {responses, batches} & shared and Path(responses).resolve() == Path(batches).resolve():
+        raise InvalidRequestError(
+            f"{_FLAG} and --batch-store are the same directory, {responses}: give each its own",
+            param="response_store",
+        )
 
 
 def _is_stored(request: ResponsesRequest, incoming: ParsedRequest[ResponsesRequest]) -> bool:

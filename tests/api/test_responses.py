@@ -356,7 +356,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{}]}, "input[0].type", "must have a type"),
     ({"input": [{"type": 5}]}, "input[0].type", "must have a type"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type", "supported: message, function_call"),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "keeps no state"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "send the item itself"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "user, assistant, system, developer"),
     ({"input": [{"role": ["user"], "content": "x"}]}, "input[0].role", "got a list of 1"),
     ({"input": [{"role": "user"}]}, "input[0].content", "got nothing beside 'role'"),

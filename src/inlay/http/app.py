@@ -95,7 +95,8 @@ class _Endpoint:
             begin_span(call)
         call.caller = server.keys.caller_of(operation, scope, call.headers)
         if operation.method == "GET" or operation.admin or operation.open:
-            await handler(call)
+            with call.reservation:
+                await handler(call)
             return
         clock = call.start_clock()
         peer = scope.get("client")

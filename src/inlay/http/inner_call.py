@@ -49,7 +49,7 @@ def inner_call(
         send: takes the answer.
         request_id: of the call.
         caller: in whose name it is made.
-        client: by which engines and queues are shared; it counts in no quota.
+        client: by which engines and queues are shared; its bytes count in its own share.
         budget: its bytes count here.
         background: its engine requests give way to all others.
     """

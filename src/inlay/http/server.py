@@ -436,7 +436,9 @@ class Call:
     async def json(self, answer: msgspec.Struct | dict[str, Any], status: int = 200) -> None:
         await self.bytes(_encode(answer), JSON_HEADER, status)
 
-    async def prepared_json(self, size: int, make: Callable[[], msgspec.Struct]) -> None:
+    async def prepared_json(
+        self, size: int, make: Callable[[], msgspec.Struct | dict[str, Any]]
+    ) -> None:
         """Answer with the result of `make` as JSON, made in a thread if `size` bytes are many."""
         await self.bytes(await self.server.run_prepared(size, lambda: _encode(make())), JSON_HEADER)
 

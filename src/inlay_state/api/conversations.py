@@ -20,9 +20,9 @@ from inlay_state.api.schema import (
     ItemsRequest,
 )
 from inlay_state.conversations import put_items
-from inlay_state.history import of_conversation
+from inlay_state.history import History, of_conversation
 from inlay_state.items import Item, items_of
-from inlay_state.records import ConversationRecord, new_id
+from inlay_state.records import ConversationRecord, encode, new_id
 
 MOST_ITEMS = 20
 _create = msgspec.json.Decoder(ConversationRequest)
@@ -37,16 +37,16 @@ async def create(call: Call) -> None:
     check_metadata(request.metadata or {})
     items = _checked(request.items or [])
     owner, kept = state.owner_of(call), state.kept
-    kept.check_room(owner, 1024)
     record = ConversationRecord(
         id=new_id("conv_"),
         created_at=int(kept.now()),
         expires_at=kept.expiry(),
         metadata=request.metadata or {},
     )
+    kept.check_room(owner, len(encode(record)))
     await kept.add(owner, record)
     if items:
-        await put_items(kept, owner, record.id, items)
+        await put_items(call, kept, owner, record.id, items)
     await call.json(_shown(record))
 
 
@@ -63,13 +63,15 @@ async def update(call: Call) -> None:
     request = await read_json(call, _update)
     metadata = request.metadata or {}
     check_metadata(metadata)
-    changed = await state.kept.change(
-        state.owner_of(call),
-        str(call.path_params["id"]),
-        ConversationRecord,
-        lambda found: replace(found, metadata=metadata, expires_at=state.kept.expiry()),
-    )
-    await call.json(_shown(changed))
+    owner, kept = state.owner_of(call), state.kept
+
+    def updated(found: ConversationRecord) -> ConversationRecord:
+        changed = replace(found, metadata=metadata, expires_at=kept.expiry())
+        kept.check_room(owner, len(encode(changed)) - len(encode(found)))
+        return changed
+
+    id_ = str(call.path_params["id"])
+    await call.json(_shown(await kept.change(owner, id_, ConversationRecord, updated)))
 
 
 async def delete(call: Call) -> None:
@@ -84,23 +86,24 @@ async def add_items(call: Call) -> None:
     state = state_of(call)
     request = await read_json(call, _items)
     items = _checked(request.items)
-    await put_items(state.kept, state.owner_of(call), str(call.path_params["id"]), items)
+    await put_items(call, state.kept, state.owner_of(call), str(call.path_params["id"]), items)
     await call.json(ItemList(items, items[0]["id"], items[-1]["id"], has_more=False))
 
 
 async def list_items(call: Call) -> None:
     """Answer with items, newest first unless the query says otherwise."""
-    await call.json(page_of(call, await _all(call)))
+    history = await _all(call)
+    await call.prepared_json(history.size, lambda: page_of(call, history.items))
 
 
 async def show_item(call: Call) -> None:
     """Answer with one item."""
     wanted = str(call.path_params["item"])
-    for item in await _all(call):
-        if item.get("id") == wanted:
-            await call.json(item)
-            return
-    raise NotFoundError(f"item {wanted[:80]!r} does not exist", param="item_id")
+    history = await _all(call)
+    found = next((item for item in history.items if item.get("id") == wanted), None)
+    if found is None:
+        raise NotFoundError(f"item {wanted[:80]!r} does not exist", param="item_id")
+    await call.prepared_json(history.size, lambda: found)
 
 
 async def delete_item(call: Call) -> None:
@@ -108,13 +111,13 @@ async def delete_item(call: Call) -> None:
     state = state_of(call)
     id_, item = str(call.path_params["id"]), str(call.path_params["item"])
     owner = state.owner_of(call)
-    await call.json(_shown(await put_items(state.kept, owner, id_, [], without=item)))
+    await call.json(_shown(await put_items(call, state.kept, owner, id_, [], without=item)))
 
 
-async def _all(call: Call) -> list[Item]:
+async def _all(call: Call) -> History:
     state = state_of(call)
     id_ = str(call.path_params["id"])
-    return (await of_conversation(state.kept, state.owner_of(call), id_)).items
+    return await of_conversation(call, state.kept, state.owner_of(call), id_)
 
 
 def _checked(given: list[Item]) -> list[Item]:
@@ -123,9 +126,12 @@ def _checked(given: list[Item]) -> list[Item]:
         raise InvalidRequestError(
             f"items has {len(given)} entries; at most {MOST_ITEMS}", param="items"
         )
-    items = items_of(given, secrets.token_hex(8))
+    items = items_of(given, secrets.token_hex(8), "items")
     if items:
-        conversation(ResponsesRequest(input=items))
+        try:
+            conversation(ResponsesRequest(input=items))
+        except InvalidRequestError as error:
+            raise error.mapped(lambda path: ("items", *path[1:])) from None
     return items
 
 

@@ -9,6 +9,7 @@ from inlay_state.service import State
 
 NAME = "state"
 MOST, USUAL = 100, 20
+MOST_DIGITS = 12
 
 
 def state_of(call: Call) -> State:
@@ -27,7 +28,8 @@ def whole_number(call: Call, name: str, usual: int, least: int, most: int) -> in
     text = call.query().get(name, [str(usual)])[0]
     if text == str(usual):
         return usual
-    if not (text.isascii() and text.isdigit() and least <= int(text[:12]) <= most):
+    is_number = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+    if not (is_number and least <= int(text) <= most):
         raise InvalidRequestError(
             f"{name} must be a whole number from {least} to {most}, got {shown_value(text)}",
             param=name,

@@ -1,10 +1,10 @@
 """`/v1/responses/{id}`: responses that are kept."""
 
+from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.http.server import JSON_HEADER, Call
 from inlay_state.api.pages import page_of, state_of, whole_number
 from inlay_state.api.schema import ResponseDeleted
-from inlay_state.history import before_response, of_conversation
-from inlay_state.items import decoder
+from inlay_state.history import GONE, NOTHING, history_of, items_in
 from inlay_state.records import ResponseRecord
 
 _TRUE = ("true", "True", "1")
@@ -19,13 +19,13 @@ async def show(call: Call) -> None:
         after = whole_number(call, "starting_after", -1, 0, _MOST_EVENTS)
         await state.stream(call, owner, id_, after)
         return
-    await call.bytes(await state.shown(owner, id_), JSON_HEADER)
+    await call.bytes(await state.shown(call, owner, id_), JSON_HEADER)
 
 
 async def cancel(call: Call) -> None:
     """Cancel a background response."""
     state = state_of(call)
-    body = await state.cancel(state.owner_of(call), str(call.path_params["id"]))
+    body = await state.cancel(call, state.owner_of(call), str(call.path_params["id"]))
     await call.bytes(body, JSON_HEADER)
 
 
@@ -37,15 +37,26 @@ async def delete(call: Call) -> None:
 
 
 async def input_items(call: Call) -> None:
-    """Answer with the items that a response was made of, those before it included."""
+    """Answer with the items that a response was made of, those before it included.
+
+    Without these once they are deleted: a response stays.
+    """
     state, id_ = state_of(call), str(call.path_params["id"])
     owner, kept = state.owner_of(call), state.kept
     record = await kept.get(owner, id_, ResponseRecord)
-    own = decoder.decode(await kept.read(record.input) or b"[]")
-    before = (await before_response(kept, owner, record.previous)).items
-    if record.conversation is not None:
-        items = (await of_conversation(kept, owner, record.conversation)).items
-        ids = [item.get("id") for item in items]
-        first = own[0]["id"] if own else None
-        before = items[: ids.index(first)] if first in ids else items
-    await call.json(page_of(call, [*before, *own]))
+    own = await items_in(call, kept, record.input)
+    try:
+        history = await history_of(call, kept, owner, record.previous, record.conversation)
+    except NotFoundError:
+        history = NOTHING
+    except InvalidRequestError as error:
+        if error.code != GONE:
+            raise
+        history = NOTHING
+    before = history.items
+    if record.conversation is not None and own:
+        ids = [item.get("id") for item in before]
+        first = own[0]["id"]
+        before = before[: ids.index(first)] if first in ids else before
+    size = history.size + sum(piece.size for piece in record.input)
+    await call.prepared_json(size, lambda: page_of(call, [*before, *own]))

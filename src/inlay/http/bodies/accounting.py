@@ -346,7 +346,8 @@ class RequestMemory:
     """
 
     __slots__ = (
-        "_arrived", "_body", "_inline", "_limits", "_parsed", "_reservation", "_whole", "json",
+        "_arrived", "_beside", "_body", "_inline", "_limits", "_parsed", "_reservation", "_whole",
+        "json",
     )  # fmt: skip
 
     def __init__(self, reservation: Reservation, limits: EmbedsLimits) -> None:
@@ -357,6 +358,7 @@ class RequestMemory:
         self._arrived = 0
         self._inline = 0
         self._whole = 0
+        self._beside = 0
         self.json = 0
 
     def parsing(self, rest: bytes | bytearray) -> None:
@@ -376,7 +378,7 @@ class RequestMemory:
             check_structure(rest, counted=counts)
             size = parsed_size(counts)
         self._parsed = max(self._parsed, size)
-        self._reservation.grow_to(self._body + self._parsed)
+        self._reservation.grow_to(self._beside + self._body + self._parsed)
 
     def on_reassembled(self, size: int) -> None:
         """Reserve a reassembled body of `size` bytes, beside its extracted pieces.
@@ -384,7 +386,7 @@ class RequestMemory:
         Raises as `Reservation.grow_to`.
         """
         self._body += size
-        self._reservation.grow_to(self._body)
+        self._reservation.grow_to(self._beside + self._body)
 
     def on_decoded(self, sizes: Iterable[int]) -> None:
         """Count embeddings that were decoded while the body arrived, of `sizes` bytes each.
@@ -404,12 +406,17 @@ class RequestMemory:
         """
         self._inline = sum(sizes)
         self._check_total()
-        self._reservation.grow_to(self._body + self._parsed + self._inline)
+        self._reservation.grow_to(self._beside + self._body + self._parsed + self._inline)
 
     def body_freed(self, kept: int = 0) -> None:
         """Release the body, but for embeddings decoded as it arrived and `kept` bytes of files."""
         self._body = kept + self._arrived
-        self._reservation.shrink_to(self._body + self._parsed + self._inline)
+        self._reservation.shrink_to(self._beside + self._body + self._parsed + self._inline)
+
+    def hold(self, size: int) -> None:
+        """Reserve `size` bytes until the request ends. Raises as `Reservation.grow`."""
+        self._reservation.grow(size)
+        self._beside += size
 
     def check_total(self, sizes: Iterable[int]) -> None:
         """Count embeddings of files or stored prompts, which take no further memory.
@@ -422,7 +429,7 @@ class RequestMemory:
 
     def settle(self, prompts: Iterable[Prompt], kept: int) -> None:
         """Release all but the rows of `prompts` and the `kept` bytes of the parsed request."""
-        self._reservation.shrink_to(bytes_alive(prompts) + kept)
+        self._reservation.shrink_to(self._beside + bytes_alive(prompts) + kept)
 
     def _check_total(self) -> None:
         self._limits.check_total(self._arrived + self._inline + self._whole)

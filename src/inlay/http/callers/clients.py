@@ -100,7 +100,7 @@ class Clients:
             address: the peer's address; "" if it has none.
         """
         name = f"key {caller.tenant.id}" if caller.tenant.id else f"address {network(address)}"
-        share = _joined(caller.share, self._share)
+        share = self.share_of(caller)
         client = self._known.get(name)
         if client is None:
             if len(self._known) >= self._sweep_at:
@@ -117,6 +117,10 @@ class Clients:
         elif client.bucket.rate != share.rate:
             client.bucket.set_rate(share.rate)
         return client
+
+    def share_of(self, caller: Caller) -> ClientLimits:
+        """Return the limits of a caller, with the defaults where its key sets none."""
+        return _joined(caller.share, self._share)
 
     def left(self, name: str, client: Client) -> None:
         """Remove a client that is idle."""

@@ -177,8 +177,8 @@ class _Turns:
                 self._reasoning(item, where)
             case "item_reference":
                 raise InvalidRequestError(
-                    f"{where}: item_reference names an item that the server has stored, and inlay "
-                    "keeps no state: send the item itself",
+                    f"{where}: item_reference is not supported: send the item itself, or go on "
+                    "with previous_response_id or conversation (--response-store)",
                     param=where,
                 )
             case kind:
