@@ -34,16 +34,15 @@ def load(directory: Path, task: str, mode: str) -> Encoder:
 def checked(directory: Path, task: str) -> tuple[Encoder, Reference]:
     """A model without seeded faults, and the reference that its start made."""
     kept: list[Reference] = []
-    usual = Steps.__new__
 
-    def steps(cls: Any, read: Any, wrap: Any, reference: Any, *more: Any) -> Any:
+    def steps(read: Any, wrap: Any, reference: Any, *more: Any, **named: Any) -> Any:
         def keeping(model: Any, draw: int) -> Reference:
             kept.append(reference(model, draw))
             return kept[-1]
 
-        return usual(cls, read, wrap, keeping, *more)
+        return Steps(read, wrap, keeping, *more, **named)
 
-    with mock.patch.object(encoder_module, "Steps", lambda *given: steps(Steps, *given)):
+    with mock.patch.object(encoder_module, "Steps", steps):
         found = load(directory, task, "full")
     return found, kept[-1]
 

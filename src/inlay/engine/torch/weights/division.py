@@ -107,7 +107,8 @@ class NamedHead:
         They are those of the embedding table where both are tied. A head has none that is
         quantised, divided over ranks, or packed in a layout that is not known.
         """
-        output, table = model.get_output_embeddings(), model.get_input_embeddings()
+        # `get_output_embeddings` of a model that was split looks for the body it had.
+        output, table = getattr(model, "lm_head", None), model.base_model.get_input_embeddings()
         name = next((name for name, child in model.named_children() if child is output), None)
         config = model.config.get_text_config()
         rows = _rows_of(output, config.vocab_size)
