@@ -272,7 +272,7 @@ def outcome(target: str, body: bytes) -> tuple[str, Any]:
             raise
         return type(error).__name__, routes.error_json(error)
     most = routes.limits.max_model_len
-    least = 0 if getattr(call.request, "only_echoes", False) else 1
+    least = 0 if getattr(call.request, "only_reads", False) else 1
     requests = []
     for request in call.generation.requests:
         length = len(request.prompt)

@@ -21,7 +21,7 @@ class Transcription(msgspec.Struct, frozen=True):
     `segments` and `words` are null: their times are not known.
     """
 
-    text: Annotated[str, field("the text.", "Count the lanterns.")]
+    text: Annotated[str, field("the text.", "Count the ships.")]
     usage: Annotated[TranscriptionUsage, field("positions and tokens.")]
     task: Annotated[str | msgspec.UnsetType, field("transcribe or translate.", "transcribe")] = (
         msgspec.UNSET
@@ -45,7 +45,7 @@ class TextDelta(msgspec.Struct, frozen=True, tag="transcript.text.delta", tag_fi
 class TextDone(msgspec.Struct, frozen=True, tag="transcript.text.done", tag_field="type"):
     """The whole text; the last event."""
 
-    text: Annotated[str, field("the text.", "Count the lanterns.")]
+    text: Annotated[str, field("the text.", "Count the ships.")]
     usage: Annotated[TranscriptionUsage, field("positions and tokens.")]
 
 
