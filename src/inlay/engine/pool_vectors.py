@@ -73,6 +73,11 @@ class PoolVectors(msgspec.Struct, frozen=True, kw_only=True):
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of prompts, and of numbers for each."""
+        return len(self.prompts), len(self.vectors) // 4 // len(self.prompts)
+
     def distances(self, found: Vectors, *, unit: bool = False) -> dict[str, float]:
         """Return the distance of vectors [prompts, N], by what they are of.
 
@@ -81,8 +86,11 @@ class PoolVectors(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             found: from an engine.
             unit: it gives them length 1.
+
+        Raises:
+            ValueError: `found` is not of `shape`.
         """
-        kept = np.frombuffer(self.vectors, "<f4").reshape(len(self.prompts), -1)
+        kept = np.frombuffer(self.vectors, "<f4").reshape(self.shape)
         if found.shape != kept.shape:
             raise ValueError(f"vectors are {found.shape}, those kept are {kept.shape}")
         if unit:

@@ -186,20 +186,25 @@ def _not_compared(card: ModelCard, mode: str, why: str) -> SelfCheck | None:
 async def _vectors(engine: Engine, reference: PoolVectors) -> Vectors:
     """Ask for the vectors, or the logits, of all prompts at once."""
     card = engine.card
-    (task,) = _TASKS & {*card.tasks}
+    tasks = sorted(_TASKS & {*card.tasks})
+    if len(tasks) > 1:
+        raise InvalidRequestError(f"it has several tasks: {', '.join(tasks)}")
     if max(len(ids) for ids, _ in reference.prompts) > card.limits.max_model_len:
         raise InvalidRequestError("it takes no prompts of some tokens")
     pairs = tuple(second for ids, second in reference.prompts if second < len(ids))
     request = Request(
         id=f"self-check-{next(_numbers)}",
-        task=task,
+        task=tasks[0],
         prompts=tuple(Prompt.of(Tokens(ids)) for ids, _ in reference.prompts),
         params=Pooling(second_from=pairs),
         priority=FIRST,
     )
     outputs = await _outputs(engine, request)
-    (payload,) = (each for output in outputs for each in output.payloads)
-    return np.frombuffer(payload.data.view, payload.dtype).reshape(payload.shape)
+    payloads = [each for output in outputs for each in output.payloads]
+    found, kept = [(each.dtype, each.shape) for each in payloads], ("float32", reference.shape)
+    if found != [kept]:
+        raise InvalidRequestError(f"its vectors are {found}, those that are kept {kept}")
+    return np.frombuffer(payloads[0].data.view, np.float32).reshape(reference.shape)
 
 
 async def _answers(engine: Engine, reference: PoolReference) -> Sequence[Answer]:

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.engine.pool_reference import BOUND
+from inlay.engine.pool_reference import BOUND, key_of
 from inlay.engine.pool_vectors import PoolVectors
+from inlay.engine.references import LocalReferences
 from inlay.engine.settings import EngineSettings
+from inlay.worker.pool_check import check_pool
 from tests.embedding_models import tiny_embedding, tiny_scoring
 from tests.engine.embed_conformance import LIMITS
 from tests.engines.held import own_cache, vectors_are_held_to_what_is_kept
@@ -33,6 +35,20 @@ async def test_a_worker_is_held_to_what_is_kept_of_its_pool(
         async with running(settings) as engine:
             assert engine.card.dtype == "bfloat16"
             await vectors_are_held_to_what_is_kept(engine, directory, caplog)
+
+
+async def test_a_reference_of_another_width_is_not_compared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    given = {"model": str(tiny_embedding("bert")), "task": "embed", "device": "cpu", **LIMITS}
+    with own_cache(tmp_path):
+        async with running(EngineSettings.model_validate(given)) as engine:
+            card = engine.card
+            LocalReferences().keep(key_of(card.weights_id, card.dtype), _kept().encode())
+            assert await check_pool(engine, "start", shared=True) is None
+    assert "not compared with other workers of its pool: its vectors are" in caplog.text
+    assert "(3, 16)" in caplog.text
 
 
 def _kept(*, count: int = 3, size: int = 16) -> PoolVectors:
