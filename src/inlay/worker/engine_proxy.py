@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from inlay.base.errors import DeadlineExceededError, OverloadedError
 from inlay.messages.card import Address, ModelCard
@@ -17,6 +17,9 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 NO_ENGINE = "the worker has no engine now"
+PREPARE_SECONDS = 60.0
+"""Seconds after which a process that is still being prepared is announced."""
+
 _GUARD_SECONDS = 1.0
 _CALL_SECONDS = 600.0
 """Seconds after which a command ends that nobody waits for; a client waits less."""
@@ -45,28 +48,32 @@ class EngineProxy:
         self._on_cache_events = tell
 
     async def follow(
-        self, away: Callable[[], None], prepare: Callable[[], Awaitable[None]] | None = None
+        self,
+        away: Callable[[], None],
+        prepare: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """Announce the cards of the process, and call `away` when it is gone, until cancelled.
 
-        `prepare` is awaited with each new process before it is announced.
+        `prepare` runs with each new process before it is announced, for `PREPARE_SECONDS`: then it
+        goes on behind the announcement.
         """
         card: ModelCard | None = None
-        while True:
-            link = next(iter(self._plane.workers()), None)
-            if link is not self._link:
-                if self._link is not None:
-                    away()
-                self._link, card = link, None
-                if link is not None and prepare is not None:
-                    await prepare()
-                    continue  # It may have another card now, or be gone.
-            if link is not None and link.card != card:
-                first, card = card is None, link.card
-                self._announce(card)
-                if first and card.kv_events and self._on_cache_events is not None:
-                    link.watch_cache(self._on_cache_events)
-            await self._plane.changed()
+        async with asyncio.TaskGroup() as preparing:
+            while True:
+                link = next(iter(self._plane.workers()), None)
+                if link is not self._link:
+                    if self._link is not None:
+                        away()
+                    self._link, card = link, None
+                    if link is not None and prepare is not None:
+                        await _awaited(preparing.create_task(prepare()))
+                        continue  # It may have another card now, or be gone.
+                if link is not None and link.card != card:
+                    first, card = card is None, link.card
+                    self._announce(card)
+                    if first and card.kv_events and self._on_cache_events is not None:
+                        link.watch_cache(self._on_cache_events)
+                await self._plane.changed()
 
     async def guard(self, kill: Callable[[], object], seconds: float) -> None:
         """Call `kill` when the process has not answered for `seconds` (`inlay.base.liveness`).
@@ -108,3 +115,13 @@ class EngineProxy:
         """As `RequestHandler.forget_prompt`; a process that comes later has no copies."""
         if self._link is not None:
             self._link.forget_prompt(key)
+
+
+async def _awaited(preparing: asyncio.Task[None]) -> None:
+    _, late = await asyncio.wait({preparing}, timeout=PREPARE_SECONDS)
+    if late:
+        log.warning(
+            "the worker is not all prepared after %g s, as by the adapters that it is to have: it "
+            "is announced without the rest, which goes on",
+            PREPARE_SECONDS,
+        )
