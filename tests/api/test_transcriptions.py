@@ -2,10 +2,15 @@
 
 import base64
 import io
+import json
+import os
 import shutil
+import signal
 import wave
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -40,12 +45,17 @@ def sound_file(seconds: float = SECONDS, channels: int = 1, rate: int = RATE) ->
     return file.getvalue()
 
 
+@cache
+def with_template(family: str) -> Path:
+    folder = scratch("transcriptions") / family
+    shutil.copytree(audio(family), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATES[family], encoding="utf-8")
+    return folder
+
+
 @pytest.fixture(scope="module", params=AUDIO_FAMILIES)
 def hearing(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    folder = scratch("transcriptions") / request.param
-    shutil.copytree(audio(request.param), folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATES[request.param], encoding="utf-8")
-    with fleet(folder) as running:
+    with fleet(with_template(request.param)) as running:
         yield running
 
 
@@ -152,6 +162,33 @@ def test_what_cannot_be_known_is_refused_by_name(
     )
     assert response.status_code == 400
     assert error(response)["param"] == param
+
+
+def test_more_tokens_than_the_model_has_room_for_are_not_the_files_fault(
+    client: openai.OpenAI,
+) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            list(ask(client, stream=stream, extra_body={"max_completion_tokens": "1000000000"}))
+        assert refused.value.code == "context_length_exceeded"
+        assert refused.value.param == "max_completion_tokens"
+
+
+def test_a_worker_that_is_lost_in_a_stream_is_no_fault_of_the_server() -> None:
+    with fleet(with_template("voxtral")) as running:
+        url = running.serve(router_queue_timeout=0.5)
+        asked = {"stream": "true", "max_completion_tokens": "400"}
+        events: list[dict[str, Any]] = []
+        with httpx.stream(
+            "POST", f"{url}/v1/audio/transcriptions", data=asked, timeout=90,
+            files={"file": ("a.wav", sound_file(20.0))},
+        ) as response:  # fmt: skip
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    events.append(json.loads(line.removeprefix("data: ")))
+                if len(events) == 1:
+                    os.kill(running.processes[0].pid, signal.SIGKILL)
+    assert events[-1]["error"]["type"] == "overloaded_error"
 
 
 def test_a_file_that_is_no_sound_is_a_400(client: openai.OpenAI) -> None:

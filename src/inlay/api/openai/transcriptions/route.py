@@ -18,9 +18,9 @@ from inlay.api.openai.schema.transcriptions import (
     TranscriptionUsage,
 )
 from inlay.api.openai.transcriptions.form import Wanted, wanted
-from inlay.base.errors import EngineError, InlayError, InvalidRequestError
+from inlay.base.errors import InlayError, InvalidRequestError, Path
 from inlay.http.asgi import Message
-from inlay.http.errors import error_json
+from inlay.http.errors import error_json, internal_error
 from inlay.http.inner_call import inner_call
 from inlay.http.parsed_request import read_form
 from inlay.http.request_scope import RequestScope
@@ -190,9 +190,6 @@ async def _hear(
         try:
             with inner.reservation, inner.ending:
                 await chat_completions(inner)
-        except InvalidRequestError as error:
-            # The chat is ours: what is wrong with it is the file, or the words of the request.
-            raise InvalidRequestError(error.message, param="file", code=error.code) from error
         finally:
             await queue.put(None)
 
@@ -205,17 +202,29 @@ async def _hear(
                 if not block.startswith(b"data: {"):
                     continue
                 event = msgspec.json.decode(block.removeprefix(b"data: "))
-                if (error := event.get("error")) is not None:
-                    raise EngineError(error["message"])
+                if "error" in event:
+                    if isinstance(inner.failed, InlayError):
+                        raise inner.failed
+                    raise internal_error(call.request_id)
                 usage = event.get("usage") or usage
                 for choice in event["choices"]:
                     if delta := choice["delta"].get("content"):
                         text += delta
                         yield delta
         await task
+    except InlayError as error:
+        raise error.mapped(_in_form) from None
     finally:
         task.cancel()
     yield _Heard(text.strip(), usage["prompt_tokens"], usage["completion_tokens"])
+
+
+_FIELDS = {"messages": "file", "max_tokens": "max_completion_tokens"}
+"""Fields of the chat that a piece is, and those of the form that they are made of."""
+
+
+def _in_form(path: Path) -> Path:
+    return (_FIELDS[path[0]],) if path and path[0] in _FIELDS else path
 
 
 async def _stream(call: Call, request: Wanted, model: str, pieces: list[_Piece]) -> None:
