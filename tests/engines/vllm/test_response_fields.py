@@ -8,11 +8,12 @@ import pytest
 from inlay.api.openai.schema import chat, completions, generation
 from inlay.api.schema.chat import ChatRequest
 
-OF_OTHERS = {"reasoning_content", "modality", "stage", "stages", "audio"}
+OF_OTHERS = {"reasoning_content", "modality", "stage", "stages", "audio", "hidden_states"}
 """Fields that vLLM's classes have not.
 
 The older name of a field, which clients written for older releases read; vLLM-Omni's marks of a
-pipeline's chunks, and the share of each stage; OpenAI's streamed sound.
+pipeline's chunks, and the share of each stage; OpenAI's streamed sound; states of layers, which
+SGLang has in another form.
 """
 
 
