@@ -7,29 +7,38 @@ the published events end.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from inlay.base import liveness
-from inlay.base.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
+from inlay.base.errors import (
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+    RateLimitedError,
+)
 from inlay.http.asgi import Message
 from inlay.http.errors import shown
 from inlay.store.kept.contents import Piece
 from inlay.store.kept.lease import RENEW_SECONDS, Lease, LeaseLostError, replace
+from inlay_state import conversations
 from inlay_state.events import TERMINAL, DiffersError, EventLog, lines_of
 from inlay_state.kept import Kept
 from inlay_state.records import HeldResponse, ResponseRecord, Status
 
 PUBLISH_SECONDS = 0.5
 TRIES = 3
-"""Times that it is made when it fails by the server's doing."""
+"""Times that it is made when it fails by the server's doing, or that a frontend has a fault."""
 
 _WAIT_SECONDS, _MOST_SECONDS = 0.5, 15.0
 _log = logging.getLogger(__name__)
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+_OTHER = "it was lost, and what was made again has another text"
 
 T = TypeVar("T")
 
@@ -58,6 +67,14 @@ class Background:
         self._rest = b""
         self._last: dict[str, Any] | None = None
         self._log = EventLog([])
+        self._queued: dict[str, Any] = {
+            "id": held.record.id,
+            "object": "response",
+            "created_at": held.record.created_at,
+            "output": [],
+        }
+        self._differs = False
+        self._locked = -math.inf
         self._making: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -67,16 +84,29 @@ class Background:
             LeaseLostError: another frontend has it, or it was deleted.
             NotFoundError: a content is gone.
         """
-        record = self._held.record
-        body = await self._patient(lambda: self._kept.read(record.request))
-        events = await self._patient(lambda: self._kept.read(record.events))
-        self._log = EventLog(lines_of(events))
+        self._log = EventLog(lines_of(await self._content(lambda found: found.events)))
+        self._queued = _decode(await self._content(lambda found: found.output))
+        body = await self._content(lambda found: found.request)
+        await self._patient(self._held.look)
+        if self._held.record.ended:
+            return
         self._making = making = asyncio.create_task(self._make(body))
+        full: RateLimitedError | None = None
         try:
             await self._publish_until(making)
+        except RateLimitedError as error:
+            full = error
         finally:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
+        if full is not None:
+            await self.fail(full)
+
+    async def fail(self, error: InlayError) -> None:
+        """End it as failed, without what was not published. Raises `LeaseLostError`."""
+        del self._log.lines[self._log.published :]
+        self._fail(error)
+        await self._publish_end(bounded=False)
 
     def stop(self) -> None:
         """Stop making it: its client has cancelled it."""
@@ -105,19 +135,25 @@ class Background:
         if making.cancelled():
             raise LeaseLostError
         making.result()
-        response = self._end()["response"]
-        await self._publish(response["status"], msgspec.json.encode(response))
+        await self._publish_end()
 
-    async def _publish(self, status: Status, output: bytes | None = None) -> None:
+    async def _publish_end(self, *, bounded: bool = True) -> None:
+        response = self._end()["response"]
+        output = msgspec.json.encode(response)
+        await self._publish(response["status"], output, bounded=bounded)
+
+    async def _publish(
+        self, status: Status, output: bytes | None = None, *, bounded: bool = True
+    ) -> None:
+        await self._hold_conversation()
         lines = self._log.lines[self._log.published :]
-        name = self._owner
-        events: tuple[Piece, ...] = ()
-        final: tuple[Piece, ...] = ()
-        if lines:
-            data = b"".join(line + b"\n" for line in lines)
-            events = await self._patient(lambda: self._kept.write(name, "events", data))
-        if output is not None:
-            final = await self._patient(lambda: self._kept.write(name, "output", output))
+        data = b"".join(line + b"\n" for line in lines)
+        events = await self._write("events", data, bounded)
+        try:
+            final = await self._write("output", output or b"", bounded)
+        except RateLimitedError:
+            await self._erase(events)
+            raise
         epoch = self._held.record.renewed + 1
 
         def added(record: ResponseRecord) -> ResponseRecord:
@@ -134,10 +170,41 @@ class Background:
             )
 
         before = self._held.record
-        await self._patient(lambda: self._held.change(added))
+        found = await self._patient(lambda: self._held.change(added))
         self._log.published += len(lines)
-        if output is not None and not before.ended:
-            await self._patient(lambda: self._kept.erase(name, [*before.request, *before.output]))
+        named = {*found.pieces}
+        # Another frontend may have ended it: then it has none of these.
+        await self._erase([piece for piece in (*events, *final) if piece not in named])
+        if final and named.issuperset(final):
+            await self._erase([*before.request, *before.output])
+
+    async def _hold_conversation(self) -> None:
+        """Renew the lock of its conversation once in a while."""
+        record, now = self._held.record, liveness.now()
+        if record.conversation is None or now - self._locked < conversations.LOCK_SECONDS / 3:
+            return
+        id_ = record.conversation
+        await self._patient(lambda: conversations.renew(self._kept, self._owner, id_, record.id))
+        self._locked = now
+
+    async def _write(self, kind: str, data: bytes, bounded: bool) -> tuple[Piece, ...]:
+        if not data:
+            return ()
+        return await self._patient(
+            lambda: self._kept.write(self._owner, kind, data, bounded=bounded)
+        )
+
+    async def _erase(self, pieces: Sequence[Piece]) -> None:
+        await self._patient(lambda: self._kept.erase(self._owner, pieces))
+
+    async def _content(self, of: Callable[[ResponseRecord], Sequence[Piece]]) -> bytes:
+        id_ = self._held.record.id
+        _, body = await self._patient(
+            lambda: self._kept.content(
+                self._owner, id_, ResponseRecord, lambda found: self._kept.read(of(found))
+            )
+        )
+        return body
 
     async def release(self) -> None:
         """Let another frontend go on at once. Raises as `Held.change`."""
@@ -163,13 +230,10 @@ class Background:
         tries, wait = 0, _WAIT_SECONDS
         while True:
             self._log.again()
-            self._rest, self._last = b"", None
+            self._rest, self._last, self._differs = b"", None, False
             try:
                 await self._attempt(body, self._take)
                 error = self._failure()
-            except DiffersError:
-                self._fail(EngineError("it was lost, and what was made again has another text"))
-                return
             except InlayError as raised:
                 if raised.status in (429, 503) and not self._is_late():
                     await asyncio.sleep(raised.retry_after or wait)
@@ -177,7 +241,10 @@ class Background:
                     continue
                 error = raised
             if error is None:
-                self._log.take(self._end())
+                self._note(self._end())
+            if self._differs:
+                self._fail(EngineError(_OTHER))
+            if error is None or self._differs:
                 return
             tries += 1
             if error.status < 500 or tries >= TRIES:
@@ -194,7 +261,16 @@ class Background:
             if event["type"] in TERMINAL:
                 self._last = self._last or event
             else:
-                self._log.take(event)
+                self._note(event)
+            if self._differs:
+                # Ends the generation; the route makes a failed stream of it.
+                raise EngineError(_OTHER)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        try:
+            self._log.take(event)
+        except DiffersError:
+            self._differs = True
 
     def _is_late(self) -> bool:
         return self._kept.now() >= self._held.record.expires_at
@@ -230,6 +306,6 @@ class Background:
     @property
     def _opening(self) -> dict[str, Any]:
         if not self._log.lines:
-            return {"id": self._held.record.id, "object": "response"}
+            return self._queued
         found: dict[str, Any] = _decode(self._log.lines[0])["response"]
         return found

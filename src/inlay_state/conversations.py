@@ -1,25 +1,24 @@
 """Conversations: items that responses add to, one response at a time."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import msgspec
 
+from inlay.api.openai.responses.items import item_id
 from inlay.api.openai.schema.responses import Response
 from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.http.server import OFFLOAD_BYTES, Call
 from inlay.store.kept.contents import Piece
 from inlay.store.kept.lease import replace
-from inlay_state.history import items_in
-from inlay_state.items import Item, decoder
+from inlay_state.history import MAX_BYTES, items_in
+from inlay_state.items import PREFIXES, Item, decoder, input_id
 from inlay_state.kept import Kept
 from inlay_state.records import ConversationRecord
 
 LOCK_SECONDS = 900.0
 """Time after which a response gives up a conversation whose frontend never ended it."""
-
-MAX_BYTES = 16 * 1024 * 1024
 
 
 async def lock(kept: Kept, owner: str, id_: str, response_id: str) -> None:
@@ -43,16 +42,26 @@ async def lock(kept: Kept, owner: str, id_: str, response_id: str) -> None:
     await kept.change(owner, id_, ConversationRecord, taken)
 
 
+async def renew(kept: Kept, owner: str, id_: str, response_id: str) -> None:
+    """Hold a conversation on that this response may have locked; it may be gone."""
+    await _set_lock(kept, owner, id_, response_id, response_id)
+
+
 async def unlock(kept: Kept, owner: str, id_: str, response_id: str) -> None:
     """Give up a conversation that this response may have locked; it may be gone."""
+    await _set_lock(kept, owner, id_, response_id, "")
 
-    def released(record: ConversationRecord) -> ConversationRecord:
-        return record if record.locked_by != response_id else replace(record, locked_by="")
 
-    try:
-        await kept.change(owner, id_, ConversationRecord, released)
-    except NotFoundError:
-        return
+async def _set_lock(kept: Kept, owner: str, id_: str, response_id: str, holder: str) -> None:
+    until = kept.now() + LOCK_SECONDS
+
+    def changed(record: ConversationRecord) -> ConversationRecord:
+        if record.locked_by != response_id:
+            return record
+        return replace(record, locked_by=holder, locked_until=until)
+
+    with suppress(NotFoundError):
+        await kept.change(owner, id_, ConversationRecord, changed)
 
 
 @asynccontextmanager
@@ -89,6 +98,25 @@ async def complete(
     await put_items(call, kept, owner, id_, items, from_=response_id)
 
 
+def items_before(items: list[Item], response_id: str, given: list[Item]) -> list[Item]:
+    """Return the items of a conversation before those that `complete` may have added.
+
+    Args:
+        items: of the conversation, oldest first.
+        response_id: of the response that `complete` added.
+        given: its input.
+    """
+    makes = (item_id, input_id)
+    first = {make(prefix, response_id, 0) for make in makes for prefix in PREFIXES.values()}
+    end = next((at for at, item in enumerate(items) if item.get("id") in first), None)
+    if end is None:
+        return items
+    own = {item.get("id") for item in given}
+    while end and items[end - 1].get("id") in own:
+        end -= 1
+    return items[:end]
+
+
 async def put_items(
     call: Call,
     kept: Kept,
@@ -107,10 +135,11 @@ async def put_items(
         InlayError: as `items_in`, and as `Kept.write`.
     """
     while True:
-        record = await kept.get(owner, id_, ConversationRecord)
+        record, items = await kept.content(
+            owner, id_, ConversationRecord, lambda found: items_in(call, kept, found.items)
+        )
         if from_ and record.locked_by != from_:
             return record
-        items = await items_in(call, kept, record.items)
         if without and all(item.get("id") != without for item in items):
             raise NotFoundError(f"item {without[:80]!r} does not exist", param="item_id")
         items = [item for item in items if item.get("id") != without] + more

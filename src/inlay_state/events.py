@@ -5,6 +5,7 @@ same, but it may come in other pieces: what has been published is taken from it,
 gets the next numbers.
 """
 
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import msgspec
@@ -81,6 +82,15 @@ class EventLog:
 def lines_of(body: bytes) -> list[bytes]:
     """Return the events of a content."""
     return body.splitlines()
+
+
+async def lines_in(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the events of a content that comes in pieces, which may be cut anywhere."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def framed(line: bytes) -> bytes:

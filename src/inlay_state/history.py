@@ -18,6 +18,8 @@ from inlay_state.records import ConversationRecord, ResponseRecord
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 16 * 1024 * 1024
+"""Bytes of the items of a conversation, or before a request, at most."""
+
 GONE = "previous_response_not_found"
 DECODED = 4
 """Bytes that items take for each of their JSON."""
@@ -112,8 +114,9 @@ async def before_response(call: Call, kept: Kept, owner: str, previous: str | No
 
 async def of_conversation(call: Call, kept: Kept, owner: str, id_: str) -> History:
     """Return the items of a conversation. Raises as `Kept.get` and `items_in`."""
-    record = await kept.get(owner, id_, ConversationRecord)
-    items = await items_in(call, kept, record.items)
+    record, items = await kept.content(
+        owner, id_, ConversationRecord, lambda found: items_in(call, kept, found.items)
+    )
     return History(items, sum(piece.size for piece in record.items), id_)
 
 

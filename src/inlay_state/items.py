@@ -14,13 +14,13 @@ from inlay.messages.prompt import Buffer
 
 Item = dict[str, Any]
 
-_PREFIXES = {
+PREFIXES = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
     "reasoning": "rs",
 }
-_KINDS = ", ".join(_PREFIXES)
+_KINDS = ", ".join(PREFIXES)
 _CHUNK_BYTES = 3 * 64 * 1024
 
 
@@ -46,14 +46,14 @@ def items_of(
 
 def _item(item: Mapping[str, Any], owner_id: str, index: int, field: str) -> Item:
     kind = item.get("type") or ("message" if "role" in item else None)
-    prefix = _PREFIXES.get(kind) if isinstance(kind, str) else None
+    prefix = PREFIXES.get(kind) if isinstance(kind, str) else None
     if prefix is None:
         raise InvalidRequestError(
             f"{field}[{index}]: items of type {str(kind)[:40]!r} are not supported; supported: "
             f"{_KINDS}",
             param=f"{field}[{index}].type",
         )
-    made = {"id": item_id(prefix, f"{owner_id}/in", index), "status": "completed"}
+    made = {"id": input_id(prefix, owner_id, index), "status": "completed"}
     found = {**made, **{name: value for name, value in item.items() if value is not None}}
     found["type"] = kind
     content = found.get("content")
@@ -62,6 +62,11 @@ def _item(item: Mapping[str, Any], owner_id: str, index: int, field: str) -> Ite
         more: Item = {"annotations": []} if part == "output_text" else {}
         found["content"] = [{"type": part, "text": content, **more}]
     return found
+
+
+def input_id(prefix: str, owner_id: str, index: int) -> str:
+    """Return the id of an item of an input without one, as `item_id` those of an output."""
+    return item_id(prefix, f"{owner_id}/in", index)
 
 
 def encoded(value: object, lifted: Mapping[str, Buffer]) -> bytearray:

@@ -16,18 +16,16 @@ from inlay.http.asgi import Message
 from inlay.http.bodies.accounting import ByteBudget
 from inlay.http.callers.auth import Caller
 from inlay.http.callers.clients import Client
+from inlay.http.errors import internal_error
 from inlay.http.inner_call import inner_call
 from inlay.http.parsed_request import read_request
 from inlay.http.server import Server, preparing_for
 from inlay.store.kept.lease import SILENT_SECONDS, Held, LeaseLostError, replace
 from inlay_state import conversations
-from inlay_state.background import Background
-from inlay_state.history import history_of, with_history
+from inlay_state.background import TRIES, Background
+from inlay_state.history import history_of, items_in, with_history
 from inlay_state.kept import Kept
 from inlay_state.records import JOBS, HeldResponse, ResponseRecord, decode_response
-
-MAX_FAULTS = 3
-"""Times that a response may fail by a fault of ours before it is given up."""
 
 _log = logging.getLogger(__name__)
 _decoder = msgspec.json.Decoder(ResponsesRequest)
@@ -76,8 +74,11 @@ class Jobs:
             if key in self._running:
                 continue
             revision, record = await self.kept.find(owner, id_, ResponseRecord)
-            if record is None or record.ended:
+            if record is None:
                 await storage.drop(f"{JOBS}.{id_}", entry)
+                continue
+            if record.ended:
+                await self.end(owner, record)
                 continue
             before, since = self._seen.get(key, (revision, now))
             seen[key] = revision, since if before == revision else now
@@ -131,6 +132,11 @@ class Jobs:
         with client, call.reservation, call.ending:
             incoming = await read_request(call, _decoder, in_input)
             history = await history_of(call, self.kept, owner, record.previous, record.conversation)
+            if record.conversation is not None:
+                # A frontend that was lost may have completed it already.
+                own = await items_in(call, self.kept, record.input)
+                items = conversations.items_before(history.items, record.id, own)
+                history = history._replace(items=items)
             await answer(call, with_history(call, incoming, history), keeping_of(record, keep))
 
     def _client(self, owner: str, caller: Caller) -> Client:
@@ -171,14 +177,18 @@ class Jobs:
             )
 
     async def _count_fault(self, owner: str, job: Background, held: HeldResponse) -> None:
+        if held.record.ended:
+            return
         faults = held.record.faults + 1
 
         def counted(record: ResponseRecord) -> ResponseRecord:
-            status = "failed" if faults >= MAX_FAULTS and not record.ended else record.status
-            return replace(record, faults=faults, status=status)
+            return replace(record, faults=faults)
 
         try:
             await held.change(counted)
+            if faults >= TRIES:
+                await job.fail(internal_error(held.record.id))
+                await self.end(owner, held.record)
             await job.release()
         except (LeaseLostError, OverloadedError) as error:
             _log.warning("response %s: its fault was not noted: %r", held.record.id, error)

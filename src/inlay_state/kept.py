@@ -1,8 +1,10 @@
 """Responses and conversations of owners, within their bounds."""
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from inlay.base.errors import NotFoundError, OverloadedError, RateLimitedError
@@ -19,8 +21,10 @@ from inlay_state.records import (
 
 _FULL_SECONDS = 60.0
 _TRIES = 16
+_READS, _AGAIN_SECONDS = 4, 0.05
 
 R = TypeVar("R", ResponseRecord, ConversationRecord)
+T = TypeVar("T")
 
 
 class Kept:
@@ -92,18 +96,39 @@ class Kept:
         self._all += more
 
     async def write(
-        self, owner: str, kind: str, data: bytes | bytearray, *, instead_of: Sequence[Piece] = ()
+        self,
+        owner: str,
+        kind: str,
+        data: bytes | bytearray,
+        *,
+        instead_of: Sequence[Piece] = (),
+        bounded: bool = True,
     ) -> tuple[Piece, ...]:
-        """Keep bytes as pieces, in the place of pieces that the caller erases then.
+        """Keep bytes as pieces.
 
-        Raises as `check_room`, and `OverloadedError`.
+        Args:
+            owner: digest of the tenant.
+            kind: what they are.
+            data: the bytes.
+            instead_of: pieces that the caller erases then.
+            bounded: False for what ends a response without its answer.
+
+        Raises:
+            RateLimitedError: as `check_room`.
+            OverloadedError: as `check_room`, or the storage does not take them.
         """
-        self.check_room(owner, len(data) - sum(piece.size for piece in instead_of))
+        if bounded:
+            self.check_room(owner, len(data) - sum(piece.size for piece in instead_of))
         name = new_name(kind)
         pieces: list[Piece] = []
-        for start in range(0, len(data), PIECE_BYTES):
-            piece = bytes(memoryview(data)[start : start + PIECE_BYTES])
-            pieces.append(await self.contents.write(f"{name}-{len(pieces)}", piece))
+        try:
+            for start in range(0, len(data), PIECE_BYTES):
+                piece = bytes(memoryview(data)[start : start + PIECE_BYTES])
+                pieces.append(await self.contents.write(f"{name}-{len(pieces)}", piece))
+        except OverloadedError:
+            with suppress(OverloadedError):
+                await self.contents.erase(pieces)
+            raise
         self._count(owner, len(data))
         return tuple(pieces)
 
@@ -133,6 +158,27 @@ class Kept:
         if found is None:
             raise _missing(id_, kind)
         return found
+
+    async def content(
+        self, owner: str, id_: str, kind: type[R], read: Callable[[R], Awaitable[T]]
+    ) -> tuple[R, T]:
+        """Return a record, and what `read` makes of some pieces of it.
+
+        Whoever replaces pieces erases the old ones: where they are gone, the record is read again.
+
+        Raises:
+            NotFoundError: as `get`, or the pieces are gone though the record names them.
+            InlayError: as `get` and `read`.
+        """
+        for left in reversed(range(_READS)):
+            record = await self.get(owner, id_, kind)
+            try:
+                return record, await read(record)
+            except NotFoundError:
+                if not left:
+                    raise
+            await asyncio.sleep(_AGAIN_SECONDS)
+        raise AssertionError
 
     async def add(self, owner: str, record: Record) -> None:
         """Keep a new record. Raises `OverloadedError`."""

@@ -31,7 +31,7 @@ from inlay.store.kept.rounds import rounds
 from inlay.store.secret import read_key
 from inlay.store.shared import Storage
 from inlay_state import conversations
-from inlay_state.events import framed, lines_of
+from inlay_state.events import framed, lines_in
 from inlay_state.history import History, history_of, reserve, with_history
 from inlay_state.items import encoded, items_of
 from inlay_state.jobs import Jobs, keeping_of
@@ -52,10 +52,7 @@ MEMORY_BYTES = 256 * 1024 * 1024
 SPARE_BYTES = 32 * 1024 * 1024
 """Room in memory for what takes the place of something: `Kept` counts only what it adds."""
 
-MAX_FAULTS = 3
-
 _FLAG = "--response-store"
-_decoder = msgspec.json.Decoder(ResponsesRequest)
 
 
 def make(access: FrontendAccess) -> "State | None":
@@ -246,8 +243,6 @@ class State:
                 "(--max-background-responses)",
                 retry_after=5,
             )
-        if record.conversation is not None:
-            await conversations.lock(self.kept, owner, record.conversation, record.id)
         streams, request.stream = bool(request.stream), True
         if request.seed is None or request.seed == -1:
             request.seed = secrets.randbits(31)  # made again, it has the same text
@@ -258,15 +253,24 @@ class State:
             opening_of(record.id, request, model.name, temperature, top_p, keeping),
             status="queued",
         )
-        own = await self.kept.write(owner, "input", await _encoded_input(call, incoming, record.id))
-        body = await prepared(incoming.size, encoded, request, incoming.parsed.lifted)
-        kept = replace(
-            record,
-            request=await self.kept.write(owner, "request", body),
-            input=own,
-            output=await self.kept.write(owner, "output", msgspec.json.encode(opening)),
-        )
-        await self.kept.add(owner, kept)
+        if record.conversation is not None:
+            await conversations.lock(self.kept, owner, record.conversation, record.id)
+        try:
+            given = await _encoded_input(call, incoming, record.id)
+            own = await self.kept.write(owner, "input", given)
+            del given
+            body = await prepared(incoming.size, encoded, request, incoming.parsed.lifted)
+            kept = replace(
+                record,
+                request=await self.kept.write(owner, "request", body),
+                input=own,
+                output=await self.kept.write(owner, "output", msgspec.json.encode(opening)),
+            )
+            await self.kept.add(owner, kept)
+        except BaseException:
+            if record.conversation is not None:
+                await conversations.unlock(self.kept, owner, record.conversation, record.id)
+            raise
         await self.kept.add_job(owner, record.id)
         self._queued.set()
         if streams:
@@ -276,12 +280,17 @@ class State:
 
     async def shown(self, call: Call, owner: str, id_: str) -> bytes:
         """Return a response as JSON. Raises as `Kept.get` and `reserve`."""
-        record = await self.kept.get(owner, id_, ResponseRecord)
-        reserve(call, record.output)
-        body = await self.kept.read(record.output)
+        record, body = await self._output(call, owner, id_)
         if record.status == "in_progress":
             body = body.replace(b'"status":"queued"', b'"status":"in_progress"', 1)
         return body
+
+    async def _output(self, call: Call, owner: str, id_: str) -> tuple[ResponseRecord, bytes]:
+        async def read(record: ResponseRecord) -> bytes:
+            reserve(call, record.output)
+            return await self.kept.read(record.output)
+
+        return await self.kept.content(owner, id_, ResponseRecord, read)
 
     async def stream(self, call: Call, owner: str, id_: str, after: int) -> None:
         """Send the events of a background response behind number `after`, until it has ended.
@@ -308,11 +317,10 @@ class State:
     ) -> AsyncIterator[bytes]:
         number = read = 0
         while record is not None:
-            for piece in record.events[read:]:
-                for line in lines_of(await self.kept.contents.read(piece)):
-                    if number > after:
-                        yield line
-                    number += 1
+            async for line in lines_in(self.kept.contents.stream(record.events[read:])):
+                if number > after:
+                    yield line
+                number += 1
             read = len(record.events)
             if record.ended:
                 return
@@ -326,7 +334,7 @@ class State:
             InvalidRequestError: it was not made in the background.
             InlayError: as `Kept.get`.
         """
-        record = await self.kept.get(owner, id_, ResponseRecord)
+        record, shown = await self._output(call, owner, id_)
         if not record.background:
             raise InvalidRequestError(
                 "only a response that was made with background: true can be cancelled",
@@ -334,8 +342,7 @@ class State:
             )
         if record.ended:
             return await self.shown(call, owner, id_)
-        reserve(call, record.output)
-        response: dict[str, Any] = msgspec.json.decode(await self.kept.read(record.output))
+        response: dict[str, Any] = msgspec.json.decode(shown)
         body = msgspec.json.encode({**response, "status": "cancelled"})
         before = (*record.output, *record.request)
         output = await self.kept.write(owner, "output", body, instead_of=before)
@@ -349,6 +356,8 @@ class State:
         if changed.output == output:
             await self.kept.erase(owner, before)
             await self.jobs.end(owner, changed)
+        else:
+            await self.kept.erase(owner, output)
         self.jobs.stop(owner, id_)
         return await self.shown(call, owner, id_)
 

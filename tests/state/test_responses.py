@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
+from inlay.store.kept.lease import Lease, replace
 from inlay.store.settings import ResponseSettings
-from tests.live import Fleet
+from inlay_state.records import ResponseRecord, decode, encode
+from inlay_state.service import State
+from tests.live import Fleet, until
 from tests.payloads import embeds_of, error, post, saved
 
 ASK: dict[str, Any] = {"model": "tiny", "max_output_tokens": 12, "temperature": 0}
@@ -211,8 +215,20 @@ def test_a_background_response_that_fails_says_so(client: openai.OpenAI) -> None
     assert found.status == "failed"
     assert found.error is not None
     assert "context" in found.error.message
+    assert (found.created_at, found.model, found.output) == (made.created_at, "tiny", [])
     events = list(client.responses.retrieve(made.id, stream=True))
     assert events[-1].type == "response.failed"
+    assert events[-1].response.to_dict() == found.to_dict()
+
+
+def test_an_event_that_is_kept_in_several_pieces_comes_whole(client: openai.OpenAI) -> None:
+    made = client.responses.create(
+        input="count", instructions="x" * 1_200_000, background=True, **ASK
+    )
+    assert ended(client, made.id).instructions == made.instructions
+    (event,) = client.responses.retrieve(made.id, stream=True)
+    assert event.type == "response.failed"
+    assert event.response.instructions == made.instructions
 
 
 def test_a_conversation_is_added_to(client: openai.OpenAI) -> None:
@@ -264,6 +280,59 @@ def test_one_response_at_a_time_continues_a_conversation(client: openai.OpenAI) 
     client.responses.cancel(made.id)
     client.responses.create(input="two", conversation=conversation.id, **ASK)
     assert len(list(client.conversations.items.list(conversation.id))) == 2
+
+
+def test_a_conversation_is_not_locked_by_a_response_that_could_not_be_kept(llama: Fleet) -> None:
+    url = llama.serve(
+        responses=ResponseSettings(response_store="memory", responses_tenant_bytes=20_000)
+    )
+    with client_of(url) as client:
+        id_ = client.conversations.create().id
+        with pytest.raises(openai.RateLimitError):
+            client.responses.create(input="x" * 15_000, conversation=id_, background=True, **ASK)
+        assert client.responses.create(input="x", conversation=id_, store=False, **ASK).output
+
+
+def test_a_response_that_was_lost_behind_its_conversation_is_completed(
+    llama: Fleet, kept_url: str
+) -> None:
+    state: State = llama.apps[kept_url].server.parts["state"]
+
+    async def lose_end(id_: str) -> None:
+        """Have the record be as its frontend left it that died before it published the end."""
+        kept = state.kept
+        ((owner, revision, found),) = [
+            (key.partition(".")[0], revision, record)
+            for key, revision, value in await kept.storage.list()
+            if isinstance(record := decode(key, value), ResponseRecord) and record.id == id_
+        ]
+        events = (await kept.read(found.events)).splitlines(keepends=True)
+        queued = {**msgspec.json.decode(await kept.read(found.output)), "status": "queued"}
+        body = {**ASK, "input": "two", "conversation": found.conversation, "stream": True}
+        lost = replace(
+            found,
+            status="in_progress",
+            lease=Lease(),
+            request=await kept.write(owner, "request", msgspec.json.encode(body)),
+            events=await kept.write(owner, "events", b"".join(events[:-1])),
+            output=await kept.write(owner, "output", msgspec.json.encode(queued)),
+        )
+        assert await kept.storage.swap(f"{owner}.{id_}", encode(lost), revision)
+        await kept.add_job(owner, id_)
+
+    with client_of(kept_url) as client:
+        id_ = client.conversations.create().id
+        client.responses.create(input="one", conversation=id_, **ASK)
+        made = client.responses.create(input="two", conversation=id_, background=True, **ASK)
+        first = ended(client, made.id)
+        items = client.conversations.items.list(id_).data
+        until(lambda: len(state.jobs) == 0)
+        llama.run(lose_end(made.id))
+        again = ended(client, made.id)
+        assert again.status == first.status
+        assert again.output == first.output
+        assert again.usage.input_tokens == first.usage.input_tokens
+        assert client.conversations.items.list(id_).data == items
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Contents of files in pieces, which are sealed where there is a key."""
+"""Contents in pieces, which are sealed where there is a key."""
 
 import os
 import secrets
@@ -91,13 +91,13 @@ class Contents:
         if self._sealer is not None:
             size = SALT_BYTES + sealed_size(piece.size)
         if not await self._storage.read(piece.name, size, file):
-            raise NotFoundError("the content of the file is gone")
+            raise NotFoundError("its content is gone")
         if self._sealer is None:
             return file.getvalue()
         try:
             return _opened(self._sealer, file.getbuffer(), piece.size)
         except SealError as error:
-            raise NotFoundError("the content of the file was changed") from error
+            raise NotFoundError("its content was changed") from error
 
     async def stream(self, pieces: Sequence[Piece]) -> AsyncIterator[bytes]:
         """Yield the bytes of pieces, one by one. Raises as `read`."""
