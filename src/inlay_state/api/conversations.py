@@ -6,7 +6,7 @@ import msgspec
 
 from inlay.api.openai.responses.input import check_metadata, conversation
 from inlay.api.openai.schema.responses import ResponsesRequest
-from inlay.base.errors import InvalidRequestError, NotFoundError
+from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.http.parsed_request import read_json
 from inlay.http.server import Call
 from inlay.store.kept.lease import replace
@@ -46,7 +46,11 @@ async def create(call: Call) -> None:
     kept.check_room(owner, len(encode(record)))
     await kept.add(owner, record)
     if items:
-        await put_items(call, kept, owner, record.id, items)
+        try:
+            await put_items(call, kept, owner, record.id, items)
+        except InlayError:
+            await kept.drop(owner, record.id, ConversationRecord)
+            raise
     await call.json(_shown(record))
 
 
