@@ -22,7 +22,7 @@ from inlay_state.items import encoded
 from inlay_state.kept import Kept
 from inlay_state.records import ConversationRecord, encode
 from tests.live import Fleet
-from tests.payloads import error
+from tests.payloads import embeds_of, error, saved
 from tests.state.test_responses import ASK, client_of, ended
 
 MIB = 1024 * 1024
@@ -250,3 +250,19 @@ def test_an_item_that_is_refused_is_named_by_its_path(small: str) -> None:
         refused = client.post("/v1/conversations", json={"items": bad})
         assert error(refused)["param"] == "items[1].role"
         assert error(refused)["message"].startswith("items[1].role")
+
+
+def test_the_copy_of_an_input_that_is_kept_is_reserved(llama: Fleet) -> None:
+    rows = saved(embeds_of(llama).repeat(30, 1))
+    assert len(rows) > 64 * 1024, "it is taken out of the JSON"
+    part = {"type": "prompt_embeds", "data": rows}
+    body = {"model": "tiny", "input": [USER | {"content": [part]}], "max_output_tokens": 1}
+    url = llama.serve(
+        responses=ResponseSettings(response_store="memory"),
+        enable_prompt_embeds=True,
+        max_client_bytes=len(rows) * 7 // 5,
+    )
+    assert httpx.post(f"{url}/v1/responses", json=body | {"store": False}).status_code == 200
+    refused = httpx.post(f"{url}/v1/responses", json=body)
+    assert refused.status_code == 413
+    assert "--max-client-bytes" in error(refused)["message"]
