@@ -66,6 +66,7 @@ def test_no_field_of_openais_that_would_change_an_answer_is_ignored(
     assert sorted(fields - set(ours.__struct_fields__) - CHANGE_NOTHING) == []
 
 
+@pytest.mark.extensions
 def test_each_route_of_vllms_newest_release_is_served_or_a_difference() -> None:
     served = {re.sub(r"{\w+}", "{}", operation.path) for operation, _ in routes()}
     differences = DOCS.split("## Differences from vLLM")[1].split("\n## ")[0]

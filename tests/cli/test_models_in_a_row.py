@@ -367,6 +367,7 @@ def test_what_a_row_of_models_does_not_take_is_refused(by_rows: Served) -> None:
     assert "must be a torch.Tensor" in refused("/chat/completions", messages=early[:1])
 
 
+@pytest.mark.extensions
 def test_a_row_of_models_gives_no_hidden_states(by_rows: Served) -> None:
     asked = {"messages": CHAT, "hidden_states": {}}
     ask(by_rows)
