@@ -13,9 +13,11 @@ from inlay.base.errors import NotFoundError, OverloadedError
 from inlay.messages.prompt import Buffer
 from inlay.messages.routing import FrontendLoad, KvSnapshot
 from inlay.router.fleet import MAX_GONE, RETIRED_SECONDS, Catalog, Fleet
+from inlay.router.router import Router
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool
 from inlay.transport.api import Worker
+from tests.router.scripted_plane import SMALL, Answering, ScriptedPlane, quiet
 from tests.router.standing import CARD, Standing
 from tests.router.test_pool import blocks
 
@@ -155,3 +157,17 @@ def test_names_that_nobody_serves_are_not_remembered() -> None:
             named.catalog.draw(f"x-{number}", 0.5)
         assert not named.catalog.shares(f"y-{number}")
     assert len(named.catalog._called) == remembered
+
+
+async def test_a_model_that_came_and_went_while_nobody_asked_is_known() -> None:
+    plane = ScriptedPlane()
+    router = Router(plane)
+    await router.start()
+    for there in ([Answering("a")], []):
+        plane.there[:] = there
+        plane.tell()
+        await quiet()
+    with pytest.raises(NotFoundError):
+        router.model("no")
+    assert router.model(SMALL.name).card == SMALL
+    await router.close()

@@ -82,7 +82,11 @@ class Router:
 
     async def start(self) -> None:
         """Subscribe to cache events and loads, where the transport carries them."""
-        self._fleet.start(self._dispatcher.mark)
+        self._fleet.start(self._changed)
+
+    def _changed(self) -> None:
+        self._catalog.models()  # which forgets none that came and went while nobody asked
+        self._dispatcher.mark()
 
     async def close(self) -> None:
         """Publish that this frontend has no load any more, and unsubscribe."""
