@@ -17,7 +17,7 @@ EXTENSIONS = ("inlay_audit", "inlay_batches", "inlay_stages", "inlay_state", "in
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
 BASE |= {"parent", "address", "edges", "hidden_states", "blocks", "slots", "build"}
-BASE |= {"pooling", "watched", "lru"}
+BASE |= {"pooling", "watched", "lru", "membership"}
 MESSAGES = {"request", "card", "commands", "fields", "limits", "outputs", "priority", "refusals"}
 MESSAGES |= {"resuming", "routing"}
 SHARED = BASE | MESSAGES
@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "address": set[str](),
     "extension": {"errors"},
     "edges": {"address"},
+    "membership": set[str](),
     "liveness": set[str](),
     "lazy": set[str](),
     "fair_queue": set[str](),
@@ -46,7 +47,7 @@ MAY_IMPORT = {
     "single_flight": {"pace"},
     "digest": {"prompt", "errors", "pace"},
     "request": BASE | {"extension"},
-    "card": BASE | {"request", "fields", "media", "stages"},
+    "card": BASE | {"request", "fields", "media", "extension"},
     "commands": BASE | {"card"},
     "outputs": BASE | {"request"},
     "fields": {"errors"},
@@ -55,7 +56,6 @@ MAY_IMPORT = {
     "refusals": BASE | {"request", "card", "fields"},
     "resuming": BASE | {"request", "card"},
     "routing": BASE | {"request", "card"},
-    "stages": {"errors", "edges"},
     "tensors": SHARED,
     "media": BASE | {"tensors"},
     "render": SHARED | {"tensors"},
@@ -77,7 +77,7 @@ MAY_IMPORT = {
     "demo": set[str](),
     "web": set[str](),
 }
-MAY_IMPORT["cli"] = {*MAY_IMPORT} - {"stages"} | {"extension"}
+MAY_IMPORT["cli"] = {*MAY_IMPORT} | {"extension"}
 MAY_IMPORT["inlay_stages"] = {*MAY_IMPORT}
 MAY_IMPORT["inlay_tools"] = {*MAY_IMPORT}
 MAY_IMPORT["inlay_batches"] = {*MAY_IMPORT} - {"inlay_stages"}

@@ -77,9 +77,13 @@ class Extension:
         chat: `MODULE:NAME` of the `api.generation.chat_kinds.ChatKind` that answers chats which are
             more than text; none where empty. It is imported at the first such chat.
         tasks: those that it serves; one with a field of the card before one without.
+        types: `MODULE:NAME` of the types of what is its own in messages, by field: of `ModelCard`
+            stage, a `messages.membership.Membership`, image and audio; of `Request` feeds.
         params: `MODULE:NAME` of the types of `Request.params` for tasks that are stages: tagged
             structs. An attribute `work` is what the request weighs at a worker, in place of its
             positions.
+        adapters: `MODULE:NAME` of a function of a card, which raises `InvalidRequestError` if LoRA
+            adapters are not for that model.
         facts: `MODULE:NAME` of a function of the router and a card, which returns the
             `api.openai.models.ModelFacts` of a model that the extension serves.
         models: `MODULE:NAME` of the `engine.source.ModelSource` of files that it serves.
@@ -95,7 +99,9 @@ class Extension:
     api: int = 1
     tasks: tuple[TaskSpec, ...] = ()
     chat: str = ""
+    types: str = ""
     params: str = ""
+    adapters: str = ""
     facts: str = ""
     models: str = ""
     engines: str = ""
@@ -146,6 +152,11 @@ def parts(field: str, given: tuple[Extension, ...] | None = None) -> Sequence[tu
 def _parts(found: tuple[Extension, ...], field: str) -> Sequence[tuple[str, Any]]:
     given = ((extension.name, getattr(extension, field)) for extension in found)
     return [(name, _object(path)) for name, path in given if path]
+
+
+def type_of(field: str, otherwise: object) -> Any:
+    """Return the type of a field of messages: that of an extension, or `otherwise` without one."""
+    return merged("field", parts("types")).get(field, otherwise)
 
 
 def lend(folder: Path) -> None:

@@ -12,10 +12,11 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.source import Served
 from inlay.render.tokenizer import load_tokenizer
 from inlay.render.vocabulary import Vocabulary
-from inlay.stages.graph import UNLIKE_TOKENIZERS, Graph, Port, Stage, StageCard, check
 from inlay.tensors.checkpoint import config_of
 from inlay.tensors.projector import projector_layers
+from inlay_stages.cards import StageCard
 from inlay_stages.engines.diffusers.facts import INDEX, is_pipeline, read_index
+from inlay_stages.graph import UNLIKE_TOKENIZERS, Graph, Port, Stage, check
 
 MAX_WORKERS = 64
 """Workers of a stage on one machine."""

@@ -17,12 +17,14 @@ from inlay.base.errors import (
     OverloadedError,
 )
 from inlay.messages.card import ModelCard
-from inlay.messages.edges import NEWEST, Feed, PayloadLease, Ports, Window, renamed
+from inlay.messages.edges import PayloadLease, Window
 from inlay.messages.request import EngineUsage, Input, Output, Payload, Request
 from inlay.router.resume import ResumingStream
 from inlay.router.router import Router
-from inlay.stages.graph import Graph
-from inlay.stages.kinds import STREAMS, PortType
+from inlay_stages.cards import graph_of
+from inlay_stages.feeds import NEWEST, Feed, Ports, renamed
+from inlay_stages.graph import Graph
+from inlay_stages.kinds import STREAMS, PortType
 from inlay_stages.stage_result import RunningStage, StageResult, check
 
 log = logging.getLogger(__name__)
@@ -108,9 +110,9 @@ def plan(
         InvalidRequestError: the pipeline does not make it, or a language model stands before it.
         OverloadedError: a stage has no worker that is ready.
     """
-    if card.stage is None:
+    graph = graph_of(card)
+    if graph is None:
         return [Step(card.name, (_GIVEN,), last=True)]
-    graph = card.stage.graph
     if output not in graph.outputs:
         raise InvalidRequestError(
             f"the pipeline `{graph.name}` makes no {output}; it makes {', '.join(graph.outputs)}",

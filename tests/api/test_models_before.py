@@ -20,16 +20,17 @@ from inlay.base.errors import EngineError, OverloadedError, RateLimitedError
 from inlay.http import FrontendSettings
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Server
-from inlay.messages.card import AudioCard, ModelCard
+from inlay.messages.card import ModelCard
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer, Rows, Tokens
 from inlay.messages.request import Task
 from inlay.render import ContentDelta, ReasoningPiece, Renderer
 from inlay.router.router import Router
 from inlay.router.settings import RouterSettings
-from inlay.stages.graph import Graph, Stage
+from inlay_stages.cards import AudioCard, stage_card
 from inlay_stages.chat import upstream_models
 from inlay_stages.chat.upstream_models import run_upstream
+from inlay_stages.graph import Graph, Stage
 from tests.models import EOS_ID, add_thinking, make, tiny
 from tests.router.scripted_stages import SEQS, ScriptedStage, World, card_of
 
@@ -96,7 +97,7 @@ async def test_where_the_model_that_answers_is_full_none_before_it_works(
             taken = 2 * SEQS + queue - free
             for number in range(taken):
                 others.enter_context(world.router.admit({"pair": 1}, str(number)))
-            stage = server.model("pair", Task.GENERATE).card.stage
+            stage = stage_card(server.model("pair", Task.GENERATE).card)
             assert stage is not None
             with pytest.raises(RateLimitedError, match=f"the stage `pair` has {taken}") as full:
                 await run_upstream(
@@ -188,7 +189,7 @@ async def test_while_the_model_that_answers_sleeps_none_before_it_works(
     async with World.around(Writer("drafter"), Writer("editor")) as world:
         settings = FrontendSettings(port=0, asleep_requests="wait" if waits else "reject")
         server = Server(world.router, settings, Secret(bytes(32)))
-        stage = server.model("pair", Task.GENERATE).card.stage
+        stage = stage_card(server.model("pair", Task.GENERATE).card)
         assert stage is not None
         with ExitStack() as ending:
             unparsed: Any = SimpleNamespace()

@@ -20,16 +20,17 @@ from inlay.base.errors import InvalidRequestError
 from inlay.http import FrontendSettings
 from inlay.http.server import OFFLOAD_BYTES, Server
 from inlay.http.tasks import wrong_task
-from inlay.messages.card import Adapter, AudioCard, ImageCard, ModelCard
+from inlay.messages.card import Adapter, ModelCard
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Payload, Task
 from inlay.render import ContentDelta, ToolCallDelta
-from inlay.stages.graph import Graph, Stage
 from inlay_stages.api.images import painter_of
 from inlay_stages.api.sound_files import FinishedFile, SampledFile
 from inlay_stages.api.speech import pipeline_of
+from inlay_stages.cards import AudioCard, ImageCard
 from inlay_stages.chat.audio_shape import AudioChatShape
+from inlay_stages.graph import Graph, Stage
 from tests.router.scripted_stages import ScriptedStage, World, card_of
 from tests.router.standing import CARD
 

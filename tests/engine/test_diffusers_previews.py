@@ -17,11 +17,12 @@ from inlay.base.errors import (
     InvalidRequestError,
     NotFoundError,
 )
-from inlay.messages.edges import NEWEST, Window
+from inlay.messages.edges import Window
 from inlay.messages.request import Emit, Input, Payload, Request
 from inlay_stages.engines.diffusers.engine import DiffusersEngine
 from inlay_stages.engines.diffusers.families.base import PassRow
 from inlay_stages.engines.diffusers.image_pipeline import ImagePipeline, payload
+from inlay_stages.feeds import NEWEST
 from inlay_stages.params import Diffusion
 from inlay_stages.worker.input_stream import InputStream
 from tests.engine.test_diffusers import FAMILIES, PROMPT, SHAPE, Run, params, serving, text

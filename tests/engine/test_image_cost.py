@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from inlay.base.errors import InvalidRequestError
+from inlay_stages.cards import image_card
 from inlay_stages.engines.diffusers.families import FAMILIES
 from inlay_stages.engines.diffusers.families.base import PassRow
 from tests.engine.test_diffusers import PROMPT, Run, params, serving, text
@@ -21,7 +22,7 @@ async def test_an_image_far_over_the_models_own_size_is_refused_before_anything_
     part: str,
 ) -> None:
     async with serving("sd", part) as engine:
-        image = engine.card.image
+        image = image_card(engine.card)
         assert image is not None
         assert (image.width, image.height) == (32, 32)
         assert (image.max_pixels, image.max_cost) == (64 * 64, 200 * 32 * 32)

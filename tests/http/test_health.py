@@ -24,11 +24,11 @@ from inlay.http.metrics.engine_health import Health, combined_status
 from inlay.messages.card import ModelCard, Probe
 from inlay.messages.commands import ReadStats
 from inlay.messages.digest import Secret
-from inlay.stages.graph import StageCard
 from inlay.transport import link
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 from inlay.worker.host import EngineHost
+from inlay_stages.cards import StageCard
 from tests.live import Fleet, fleet
 from tests.models import tiny
 from tests.router.scripted_stages import GRAPH

@@ -16,9 +16,10 @@ from inlay.messages.prompt import Buffer
 from inlay.messages.request import Emit, Input, Output, Payload, Request, Task
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
-from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.transport.output_queue import OutputQueue
 from inlay.worker.host import EngineHost
+from inlay_stages.cards import StageCard
+from inlay_stages.graph import Graph, Stage
 from inlay_stages.params import Diffusion
 from inlay_stages.worker.input_fetcher import InputFetcher
 from inlay_stages.worker.input_stream import InputStream

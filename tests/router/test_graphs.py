@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from inlay.stages.graph import StageCard
 from inlay.transport.api import Worker
-from inlay_stages.graphs import Graphs
+from inlay_stages.cards import StageCard
+from inlay_stages.fleet import Graphs
 from tests.router.scripted_stages import GRAPH
 from tests.router.standing import CARD, Standing
 

@@ -19,8 +19,9 @@ from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.messages.request import Output, Pooling, Request, Sampling, Task
 from inlay.router import Router
-from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.worker.host import EngineHost
+from inlay_stages.cards import StageCard
+from inlay_stages.graph import Graph, Stage
 from tests.router.sending import send
 from tests.transport.direct import DirectPlane
 

@@ -11,10 +11,12 @@ from msgspec.structs import replace
 from inlay.base.address import Address
 from inlay.base.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.messages.commands import ReadStats
-from inlay.messages.edges import NEWEST, Fetch, PayloadLease
+from inlay.messages.edges import Fetch, PayloadLease
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import FinishReason, Input, Output, Payload, Request, Task
 from inlay.router import resume
+from inlay_stages.cards import StageCard
+from inlay_stages.feeds import NEWEST
 from inlay_stages.params import Diffusion
 from inlay_stages.stage_result import StageResult
 from inlay_stages.walk import admitted, plan, walk
@@ -271,8 +273,7 @@ async def test_previews_are_planned_where_the_graph_gives_them() -> None:
             *_, last = plan(world.router, card, output)
             assert [edge.window for edge in last.edges] == [window]
         graph = replace(GRAPH, outputs={"image": "decoder.image"})
-        assert card.stage is not None
-        without = replace(card, stage=replace(card.stage, graph=graph))
+        without = replace(card, stage=StageCard(graph, "denoiser"))
         with pytest.raises(
             InvalidRequestError, match="makes no preview; it makes image"
         ) as refused:

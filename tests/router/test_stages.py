@@ -14,13 +14,14 @@ from inlay.base.address import Address
 from inlay.base.errors import BodyTooLargeError, EngineError, OverloadedError, RateLimitedError
 from inlay.http.bodies.accounting import ByteBudget, Reservation
 from inlay.messages.commands import Drain, ReadStats
-from inlay.messages.edges import Feed, PayloadLease, Window
+from inlay.messages.edges import PayloadLease, Window
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import Emit, Input, Output, Payload, Request
 from inlay.router import resume
 from inlay.router.settings import RouterSettings
-from inlay.stages.kinds import STREAMS
 from inlay_stages import walk as stages
+from inlay_stages.feeds import Feed
+from inlay_stages.kinds import STREAMS
 from inlay_stages.stage_result import RunningStage, StageResult
 from inlay_stages.walk import StageOutput, admitted, plan, walk
 from inlay_stages.worker import payload_store

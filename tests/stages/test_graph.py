@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 
 from inlay import demo as bundled
 from inlay.base.errors import InvalidRequestError
-from inlay.stages.graph import Graph, check
-from inlay.stages.kinds import KINDS
+from inlay_stages.graph import Graph, check
+from inlay_stages.kinds import KINDS
 from inlay_stages.pipeline import Deployment, read_deployment, read_graph, stage_settings
 
 PAINTER: dict[str, Any] = {
@@ -71,7 +71,9 @@ def test_a_graph_is_read_and_its_models_found_beside_it(tmp_path: Path) -> None:
     assert graph.served_name("decoder") == "painter/decoder"
     assert graph.needed(["image"]) == ["writer", "encoder", "painter", "decoder"]
     assert graph.needed(["text"]) == ["writer"]
-    assert graph.missing({"painter", "painter/encoder", "painter/decoder"}) == ["painter"]
+    assert graph.missing({"painter", "painter/encoder", "painter/decoder"}) == {
+        "painter": "painter/painter"
+    }
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(graph), type=Graph) == graph
 
 

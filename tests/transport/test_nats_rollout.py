@@ -13,9 +13,9 @@ from inlay.engine.settings import EngineSettings
 from inlay.messages.card import Rollout
 from inlay.messages.prompt import Tokens
 from inlay.router import Router
-from inlay.stages.graph import StageCard
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.presence import present_since
+from inlay_stages.cards import StageCard
 from tests.router.scripted_stages import GRAPH
 from tests.router.test_graphs import UNLIKE
 from tests.transport.fleet import SECRET, Fleet, FleetWorker

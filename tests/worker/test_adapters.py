@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from inlay.adapter.library import AdapterLibrary
 from inlay.base.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.engine.settings import EngineSettings
-from inlay.messages.card import AudioCard, ModelCard
+from inlay.messages.card import ModelCard
 from inlay.messages.commands import ListAdapters, LoadAdapter, UnloadAdapter
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Prompt, Rows, Tokens
@@ -23,6 +23,7 @@ from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost, host_of
 from inlay.worker.lora_modules import check_adapters, parse_modules
 from inlay.worker.supervisor import restoring
+from inlay_stages.cards import AudioCard
 from tests.worker.echoing import AdaptingEcho
 
 SECRET = Secret(bytes(32))
@@ -91,6 +92,7 @@ class Speaking(AdaptingEcho):
         return replace(super().card, name="omni/talker", audio=audio, tasks=(Task.STAGE,))
 
 
+@pytest.mark.extensions("stages")
 async def test_what_nobody_publishes_is_refused_by_name_and_reason(
     settings: EngineSettings, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:

@@ -15,9 +15,9 @@ from inlay.messages.digest import Secret
 from inlay.messages.edges import Fetch, Window
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Emit, Input, Output, PageQuery, Request, Sampling, Task
-from inlay.stages.graph import StageCard
 from inlay.transport.api import Stream
 from inlay.worker.host import EngineHost
+from inlay_stages.cards import StageCard
 from tests.router.scripted_stages import ScriptedStage, kept_by, stage_request
 from tests.router.test_stages import prompt_payload
 from tests.transport.conftest import echo_settings

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from inlay.base.address import Address
 from inlay.messages.edges import Window
 from inlay.messages.request import Input, Output
-from inlay.stages.graph import StageCard
 from inlay.transport.connection import FREED_SECONDS, TcpPeer
 from inlay.transport.listener import Listener, dial
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.messages import Cancel, FromWorker, Outputs, Submit, ToWorker
 from inlay.transport.serve import serve
 from inlay.worker.host import EngineHost
+from inlay_stages.cards import StageCard
 from inlay_stages.worker import payload_store
 from tests import virtual_time
 from tests.live import SECRET

@@ -12,13 +12,13 @@ Handler: TypeAlias = Callable[[Call], Awaitable[None]]
 
 
 def listed(router: Router) -> Iterator[tuple[str, ServedModel]]:
-    """Yield every model under all its names, then its adapters; no stages inside a pipeline.
+    """Yield every model under all its names, then its adapters; no part inside another model.
 
-    Adapters of stages that make images are shown too, once: clients name them, and not the stage.
+    Adapters that are of the whole are shown too, once: clients name them, and not the part.
     """
     seen: set[str] = set()
     for card in router.models():
-        if card.is_inner and card.image is None:
+        if card.is_inner and not (card.stage and card.stage.shares_adapters):
             continue
         for name in () if card.is_inner else (card.name, *card.aliases):
             yield name, ServedModel(card)

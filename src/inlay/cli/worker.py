@@ -22,7 +22,7 @@ from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.engine.settings import EngineSettings
 from inlay.engine.source import plan_of
 from inlay.engine.task import with_engine
-from inlay.messages.card import Rollout, StageCard
+from inlay.messages.card import Rollout, Stage
 from inlay.messages.digest import Secret
 from inlay.store.secret import read_key
 from inlay.telemetry import configure
@@ -61,7 +61,7 @@ def run(settings: WorkerSettings, extra_args: Sequence[str]) -> int:
     return run_until_signal(_host(settings, stage, Console(sys.stdout, sys.stderr)))
 
 
-def _engine(settings: WorkerSettings) -> tuple[EngineSettings, StageCard | None]:
+def _engine(settings: WorkerSettings) -> tuple[EngineSettings, Stage | None]:
     """Return the settings of the engine, and the stage that it is.
 
     Raises:
@@ -78,7 +78,7 @@ def _engine(settings: WorkerSettings) -> tuple[EngineSettings, StageCard | None]
     return with_engine(given), None
 
 
-async def _host(settings: WorkerSettings, stage: StageCard | None, console: Console) -> None:
+async def _host(settings: WorkerSettings, stage: Stage | None, console: Console) -> None:
     check_adapters(settings.engine)
     if settings.adapters_file is not None:
         read_modules(settings.adapters_file)
@@ -131,7 +131,7 @@ class _Place(NamedTuple):
 
 async def _place(
     settings: WorkerSettings,
-    stage: StageCard | None,
+    stage: Stage | None,
     index: int,
     rank: Rank,
     own: Secret | None,

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from inlay.engine.settings import EngineSettings
 from inlay.extension import parts
-from inlay.messages.card import StageCard
+from inlay.messages.card import Stage
 
 
 class Served(NamedTuple):
@@ -18,7 +18,7 @@ class Served(NamedTuple):
     """
 
     engine: EngineSettings
-    stage: StageCard | None = None
+    stage: Stage | None = None
     workers: int = 1
 
 

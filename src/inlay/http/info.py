@@ -86,10 +86,10 @@ def _lacking(cards: Sequence[ModelCard]) -> str:
     served = {card.name for card in cards}
     found = set()
     for card in cards:
-        missing = [] if card.stage is None else card.stage.graph.missing(served)
+        missing = None if card.stage is None else card.stage.missing(served)
         if card.stage is None or not missing:
             return ""
-        found.add(f"{card.stage.graph.name} lacks {', '.join(missing)}")
+        found.add(f"{card.stage.whole} lacks {', '.join(missing)}")
     return "; ".join(sorted(found))
 
 

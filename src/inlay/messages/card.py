@@ -1,20 +1,34 @@
 """Model cards: the metadata a worker announces of its model, its limits and its health."""
 
 from enum import StrEnum
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Literal, TypeAlias
 
 import msgspec
 
 from inlay.base.address import Address as Address
-from inlay.base.errors import InvalidRequestError
+from inlay.extension import type_of
 from inlay.media.spec import MediaSpec
 from inlay.messages.fields import example
+from inlay.messages.membership import Membership, UnreadMembership
 from inlay.messages.pooling import EmbeddingCard as EmbeddingCard
 from inlay.messages.request import GrammarKind, Task
-from inlay.stages.graph import StageCard as StageCard
 
 PROTOCOL = 2
 """The version of these messages."""
+
+if TYPE_CHECKING:
+    Stage: TypeAlias = Membership
+    ImageFacts: TypeAlias = msgspec.Struct
+    AudioFacts: TypeAlias = msgspec.Struct
+else:
+    # Read when the first decoder is made: extensions have the types.
+    Stage = ForwardRef("_type_of('stage')", module=__name__)
+    ImageFacts = ForwardRef("_type_of('image')", module=__name__)
+    AudioFacts = ForwardRef("_type_of('audio')", module=__name__)
+
+
+def _type_of(field: str) -> object:
+    return type_of(field, UnreadMembership if field == "stage" else Any)
 
 
 class Exactness(StrEnum):
@@ -98,66 +112,6 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_positions: int = 0
 
 
-class ImageCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts about a model that makes images, or a part of one.
-
-    Attributes:
-        width: of an image unless a request says otherwise; then its height, in pixels.
-        multiple: width and height are multiples of it.
-        max_pixels: of an image.
-        steps: unless a request says otherwise.
-        max_steps: of a request.
-        max_cost: steps of an image times its pixels; None: any.
-        guidance: scale unless a request says otherwise; None: the model takes none.
-        negative: it takes a negative prompt.
-        empty_negative: guidance leads away from the empty prompt where a request has no other.
-        padded: a prompt has as many positions as its negative prompt; of a text they are all.
-        embeds: shape of each tensor that stands for a prompt; -1 is any number of positions, up to
-            `Limits.max_model_len`.
-        part: "pipeline" for all, else the part of it that the worker has.
-        previews: it gives images so far, where they are asked for.
-    """
-
-    width: int
-    height: int
-    multiple: int
-    max_pixels: int
-    steps: int
-    max_steps: int
-    max_cost: int | None = None
-    guidance: float | None = None
-    negative: bool = False
-    empty_negative: bool = False
-    padded: bool = False
-    embeds: dict[str, tuple[int, ...]] = {}
-    part: str = "pipeline"
-    previews: bool = True
-
-
-def check_image_cost(
-    width: int, height: int, steps: int, *, own: tuple[int, int], most: int | None
-) -> None:
-    """Refuse an image that costs more than its model's worker takes.
-
-    Args:
-        width: of the image, in pixels.
-        height: likewise.
-        steps: of the denoiser.
-        own: width and height of the model's images unless a request says otherwise.
-        most: steps times pixels at most; None: any.
-
-    Raises `InvalidRequestError`, which says the cost in steps of the model's own size.
-    """
-    cost, unit = width * height * steps, own[0] * own[1]
-    if most is not None and cost > most:
-        raise InvalidRequestError(
-            f"an image of {width}x{height} in {steps} steps costs {cost / unit:.4g} steps of the "
-            f"model's own size, {own[0]}x{own[1]}; at most {most / unit:.4g} are allowed "
-            "(--max-image-cost)",
-            param="num_inference_steps",
-        )
-
-
 class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stats"):
     """An engine's counters; totals only grow."""
 
@@ -237,22 +191,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     error: str | None = None
     next_within: float
-
-
-class AudioCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts about a model that speaks, or a part of one.
-
-    Attributes:
-        voices: their names.
-        sample_rate: samples a second of its sound, which has one channel.
-        samples_per_code: of the sound of one code.
-        system: system message of the chats in which the family speaks; empty: none.
-    """
-
-    voices: tuple[str, ...]
-    sample_rate: int
-    samples_per_code: int
-    system: str = ""
 
 
 class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -394,9 +332,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         canary: result of the last one; None before, and while the worker sleeps.
         embedding: of a model that makes vectors or scores.
         media: of a model that takes images, audio or video.
-        stage: of a worker that is a stage of a pipeline.
-        image: of a model that makes images.
-        audio: of a model that speaks.
+        stage: of a worker that makes a part of a model with others.
+        image: what an extension says of a model that makes images.
+        audio: what an extension says of a model that speaks.
         hidden_layers: the last layer whose hidden states it gives, as `HiddenStates` numbers them;
             None if it gives none.
         projected_size: elements of those behind its projector; None without one.
@@ -443,9 +381,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     canary: CanaryResult | None = None
     embedding: EmbeddingCard | None = None
     media: MediaSpec | None = None
-    stage: StageCard | None = None
-    image: ImageCard | None = None
-    audio: AudioCard | None = None
+    stage: Stage | None = None
+    image: ImageFacts | None = None
+    audio: AudioFacts | None = None
     hidden_layers: int | None = None
     projected_size: int | None = None
     protocol: int = PROTOCOL
@@ -457,8 +395,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_inner(self) -> bool:
-        """True for a stage that clients do not see."""
-        return self.stage is not None and self.name != self.stage.graph.name
+        """True for a part of a model that clients do not see."""
+        return self.stage is not None and self.name != self.stage.whole
 
     @property
     def role(self) -> Task:

@@ -1,11 +1,11 @@
-"""Edges between stages: what a worker keeps of a request's payloads, and how others ask for them.
+"""Payloads that a worker keeps for others, and how those ask for them.
 
 A payload is freed once its reader asks for those behind it. A whole edge is a stream without bounds
 that is asked for once, when all of it is made. Of a stream of which the newest counts, one that is
 not read is dropped for the next, so that nobody waits; the last is kept for whoever reads again.
 """
 
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import msgspec
 
@@ -52,28 +52,6 @@ class PayloadLease(msgspec.Struct, frozen=True, array_like=True):
     key: bytes
 
 
-NEWEST = Window(newest=True)
-"""Window of a stream of which the newest payload counts."""
-
-Ports: TypeAlias = tuple[tuple[str, str], ...]
-"""Pairs of a port of one stage and the port of another that it feeds."""
-
-
-class Feed(msgspec.Struct, frozen=True, array_like=True):
-    """Ports of a stage that are fed by what a request at another worker makes.
-
-    Attributes:
-        lease: of that request.
-        ports: pairs of a port there and the stage's own that it feeds.
-        window: of payloads that have come and are not taken; None: all of them are made, and come
-            before the stage begins.
-    """
-
-    lease: PayloadLease
-    ports: Ports
-    window: Window | None = None
-
-
 class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
     """Parameters of a request for payloads that the worker keeps.
 
@@ -94,14 +72,6 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
 
 NONE_WANTED = -1
 """Number that workers of earlier versions have no payload of, so that they change nothing."""
-
-
-def renamed(port: str, ports: Ports) -> str | None:
-    """Return a stage's own name for what another gives on `port`; None if that feeds nothing."""
-    for other, own in ports:
-        if port == other or port.startswith(f"{other}."):
-            return own + port[len(other) :]
-    return None
 
 
 HeldReason = Literal["stop", "length"]

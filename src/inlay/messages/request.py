@@ -7,14 +7,14 @@ types are msgspec structs; embeddings inside them travel as raw buffers (`inlay.
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, ForwardRef, Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, ForwardRef, Literal, TypeAlias, Union
 
 import msgspec
 
 from inlay.base.address import Address, KvRoom
 from inlay.base.errors import ErrorFrame, InlayError
-from inlay.extension import parts
-from inlay.messages.edges import Feed, Fetch, HeldReason, PayloadLease, Window
+from inlay.extension import parts, type_of
+from inlay.messages.edges import Fetch, HeldReason, PayloadLease, Window
 from inlay.messages.hidden_states import HiddenStates
 from inlay.messages.pooling import Pooling as Pooling
 from inlay.messages.prompt import Buffer, Prompt, Tokens
@@ -212,9 +212,11 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
 
 if TYPE_CHECKING:
     Params: TypeAlias = Sampling | Pooling | Fetch | PageQuery | msgspec.Struct
+    Feed: TypeAlias = Any
 else:
     # Read when the first decoder is made: extensions have types of their own.
     Params = ForwardRef("_any_params()")
+    Feed = ForwardRef("_feed()")
 
 _PARAMS: Mapping[Task, type | None] = {
     Task.GENERATE: Sampling,
@@ -227,6 +229,10 @@ _PARAMS: Mapping[Task, type | None] = {
 @cache
 def _stage_params() -> tuple[type, ...]:
     return tuple(kind for _, kinds in parts("params") for kind in kinds)
+
+
+def _feed() -> object:
+    return type_of("feeds", Any)
 
 
 def _any_params() -> object:

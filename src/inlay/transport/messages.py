@@ -5,7 +5,7 @@ from typing import TypeAlias
 import msgspec
 
 from inlay.base.errors import ErrorFrame
-from inlay.messages.card import Address, ModelCard, StageCard
+from inlay.messages.card import Address, ModelCard, Stage
 from inlay.messages.commands import AnyCommand, Reply
 from inlay.messages.request import Output, Request
 from inlay.messages.routing import KvEvents, KvSnapshot
@@ -54,7 +54,7 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
     telemetry: str = "{}"
     prompt_embeds: bool = True
     listen: Listen | None = None
-    stage: StageCard | None = None
+    stage: Stage | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):

@@ -35,6 +35,7 @@ from inlay.base import liveness
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError, NotFoundError
 from inlay.base.single_flight import SingleFlight
 from inlay.engine.api import AdapterEngine, Engine
+from inlay.extension import parts
 from inlay.messages.card import Adapter
 from inlay.messages.commands import AdapterState, AdapterStatus, LoadAdapter
 from inlay.messages.digest import Secret, row_digests
@@ -363,12 +364,9 @@ class AdapterRegistry:
 
     async def _into_engine(self, held: _LoadedAdapter, adapter: Adapter, opened: Opened) -> None:
         engine = self._engine
-        if engine.card.audio is not None:
-            raise InvalidRequestError(
-                f"`{engine.card.name}` speaks: LoRA adapters are published of language models, and "
-                "not of talkers and vocoders, which take none"
-            )
-        if PIPELINE in opened.files.names and engine.card.image is None:
+        for _, check in parts("adapters"):
+            check(engine.card)
+        if PIPELINE in opened.files.names and Task.STAGE not in engine.card.tasks:
             raise InvalidRequestError(
                 f"the adapter is of an image pipeline ({PIPELINE}); `{engine.card.name}` is none"
             )

@@ -21,7 +21,7 @@ from inlay.engine.api import Engine, GenerateEngine, PageEngine, PeerWorkers
 from inlay.engine.kv_events import BlockEventSource
 from inlay.engine.settings import EngineSettings
 from inlay.extension import extensions, parts
-from inlay.messages.card import EMBEDS_OFF, Address, ModelCard, SelfCheck, StageCard
+from inlay.messages.card import EMBEDS_OFF, Address, ModelCard, SelfCheck, Stage
 from inlay.messages.commands import (
     AdapterLoaded,
     AdapterStatuses,
@@ -105,7 +105,7 @@ class EngineHost:
         tracing: Tracing | None = None,
         prompt_embeds: bool = True,
         embeds_cache: EmbedsCache | None = None,
-        stage: StageCard | None = None,
+        stage: Stage | None = None,
         peers: PeerWorkers | None = None,
         self_check: SelfCheck | None = None,
     ) -> None:
@@ -376,7 +376,7 @@ async def host_of(
     *,
     prompt_embeds: bool = True,
     embeds_cache: EmbedsCache | None = None,
-    stage: StageCard | None = None,
+    stage: Stage | None = None,
     peers: PeerWorkers | None = None,
     self_check: SelfCheck | None = None,
 ) -> EngineHost:

@@ -6,7 +6,7 @@ from typing import Protocol, TypeAlias
 
 from inlay.base.address import Address
 from inlay.engine.api import Engine, PeerWorkers
-from inlay.messages.card import StageCard
+from inlay.messages.card import Stage
 from inlay.messages.request import Emit, Request, Task
 
 Handle: TypeAlias = Callable[[Request, Emit], None]
@@ -26,7 +26,7 @@ class HostAccess:
     """
 
     engine: Engine
-    stage: StageCard | None
+    stage: Stage | None
     peers: PeerWorkers | None
     address: Callable[[], Address | None]
     admit: Callable[[Request, Emit, Handle | None], None]

@@ -21,7 +21,7 @@ from inlay.engine import references
 from inlay.engine.api import FailingEngine, HostMemoryUser, PeerUser
 from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
-from inlay.messages.card import SelfCheck, StageCard
+from inlay.messages.card import SelfCheck, Stage
 from inlay.messages.commands import AnyCommand
 from inlay.messages.digest import Secret
 from inlay.telemetry import TelemetrySettings, Tracing, configure
@@ -132,7 +132,7 @@ async def spawn(
     environment: Mapping[str, str] = MappingProxyType({}),
     prompt_embeds: bool = True,
     listen: Listen | None = None,
-    stage: StageCard | None = None,
+    stage: Stage | None = None,
     host_memory: int | None = None,
 ) -> WorkerProcess:
     """Start a worker process for `settings`.
@@ -210,7 +210,7 @@ def starting(
     *,
     prompt_embeds: bool = True,
     listen: Listen | None = None,
-    stage: StageCard | None = None,
+    stage: Stage | None = None,
 ) -> Callable[[Sequence[AnyCommand]], Awaitable[WorkerProcess]]:
     """Return a function that starts a process for `rank`, which first runs the commands given.
 

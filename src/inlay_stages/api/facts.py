@@ -9,19 +9,20 @@ from inlay.messages.card import ModelCard
 from inlay.messages.request import Task
 from inlay.router import Router
 from inlay_stages.api.image_prompt import embeds_card
+from inlay_stages.cards import image_card
 
 
 def describe(router: Router, card: ModelCard) -> ModelFacts | None:
     """Return the facts about a model that makes images; None of others."""
     if Task.STAGE in card.tasks:
         return ModelFacts(("image_generation",), _image(card), _embeds_card(router, card))
-    if Task.GENERATE in card.tasks and card.stage and "image" in card.stage.graph.outputs:
+    if Task.GENERATE in card.tasks and card.stage and "image" in card.stage.outputs:
         return ModelFacts(("image_output",), _image(card), card)
     return None
 
 
 def _image(card: ModelCard) -> ImageFacts | msgspec.UnsetType:
-    image = card.image
+    image = image_card(card)
     if image is None:
         return msgspec.UNSET
     return ImageFacts(

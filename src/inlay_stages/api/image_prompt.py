@@ -16,11 +16,12 @@ from inlay.http.bodies.embeds import TensorSource
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.references import embeddings_of
 from inlay.http.server import Call
-from inlay.messages.card import ImageCard, ModelCard
+from inlay.messages.card import ModelCard
 from inlay.messages.prompt import Buffer, Prompt, Rows
 from inlay.messages.request import Payload
 from inlay.router import Router
 from inlay_stages.api.schema.images import ImagesRequest
+from inlay_stages.cards import ImageCard, graph_of, image_card
 from inlay_stages.params import Diffusion
 
 _NEGATIVE = "negative_"
@@ -104,7 +105,7 @@ async def prompt_payloads(
     if not sources:
         return payloads
     taker = embeds_card(call.server.router, card)
-    image = taker.image
+    image = image_card(taker)
     if image is None:
         raise EngineError(f"the stage `{taker.name}` does not describe its embeddings")
     found: dict[str, Rows] = {}
@@ -136,11 +137,9 @@ def embeds_card(router: Router, card: ModelCard) -> ModelCard:
     Raises:
         OverloadedError: the stage has no worker that is ready.
     """
-    if card.stage is None:
-        return card
-    graph = card.stage.graph
-    stage = graph.embeds_stage("image")
-    if stage is None:
+    graph = graph_of(card)
+    stage = None if graph is None else graph.embeds_stage("image")
+    if graph is None or stage is None:
         return card
     try:
         return router.card(graph.served_name(stage))

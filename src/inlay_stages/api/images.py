@@ -21,7 +21,7 @@ from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, Server
 from inlay.http.sse import NAMED, EventStream, named_event
-from inlay.messages.card import ImageCard, ModelCard, check_image_cost
+from inlay.messages.card import ModelCard
 from inlay.messages.request import EngineUsage, Input, Payload, Request, Task
 from inlay_stages.api.image_prompt import has_all_embeds, prompt_payloads, sources_in
 from inlay_stages.api.schema.failure import StreamFailure
@@ -36,6 +36,7 @@ from inlay_stages.api.schema.images import (
     PartialImage,
 )
 from inlay_stages.api.stage_request import all_awake, stage_request, take_places
+from inlay_stages.cards import ImageCard, check_image_cost, graph_of, image_card
 from inlay_stages.params import Diffusion
 from inlay_stages.stage_result import StageResult
 from inlay_stages.walk import StageOutput, plan, walk
@@ -54,12 +55,11 @@ async def images(call: Call) -> None:
     check_unserved(request)
     _check(call, request)
     card, adapters = painter_of(server, request.model)
-    if card.image is None:
+    image = image_card(card)
+    if image is None:
         raise EngineError(f"the worker of the model `{card.name}` does not describe its images")
-    params = image_params(
-        request, card.image, count=request.n or 1, partial=request.partial_images or 0
-    )
-    complete = has_all_embeds(request, card.image, params)
+    params = image_params(request, image, count=request.n or 1, partial=request.partial_images or 0)
+    complete = has_all_embeds(request, image, params)
     output = "preview" if request.partial_images else "image"
     steps = plan(server.router, card, output, embeds=complete)
     payloads = await prompt_payloads(call, incoming, request, card, params)
@@ -119,7 +119,7 @@ def painter_of(server: Server, name: str | None) -> PainterModel:
         found = first_that(server, lambda card: card.image is not None, "makes images of a prompt")
         return PainterModel(found)
     card = server.card(name)
-    if card.image is None and card.stage is not None and "image" in card.stage.graph.outputs:
+    if card.image is None and card.stage is not None and "image" in card.stage.outputs:
         # Clients see the model that writes the text which the image is of: it says where to ask.
         plan(server.router, card, "image")
     model = server.model(name, Task.STAGE)
@@ -129,10 +129,10 @@ def painter_of(server: Server, name: str | None) -> PainterModel:
             f"The model `{card.name}` speaks, and makes no images: use POST /v1/audio/speech.",
             param="model",
         )
-    if adapter is None or card.stage is None:
+    graph, router = graph_of(card), server.router
+    if adapter is None or graph is None:
         return PainterModel(card, {} if adapter is None else {card.name: adapter.name})
     # A file may have matrices of the text encoders and of the denoiser, which are several stages.
-    graph, router = card.stage.graph, server.router
     served = {*map(graph.served_name, graph.stages)}
     having = [
         one.name

@@ -8,12 +8,13 @@ from msgspec.structs import asdict, replace
 from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Server
-from inlay.messages.card import AudioCard, ModelCard
+from inlay.messages.card import ModelCard
 from inlay.messages.hidden_states import HiddenStates
 from inlay.messages.prompt import Media
 from inlay.router import Router
-from inlay.stages.graph import Graph
 from inlay_stages.api.sound_files import FinishedFile, SampledFile, SoundFile
+from inlay_stages.cards import AudioCard, audio_card, graph_of
+from inlay_stages.graph import Graph
 from inlay_stages.params import Speech
 from inlay_stages.walk import Step, plan
 
@@ -25,7 +26,7 @@ _BYTES_PER_SAMPLE = 8
 
 def speaks(card: ModelCard) -> bool:
     """Return True if a model that clients see is a pipeline that speaks."""
-    return card.stage is not None and "audio" in card.stage.graph.outputs
+    return card.stage is not None and "audio" in card.stage.outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,13 @@ class SpeechPlan:
             OverloadedError: a stage has no worker that is ready.
             EngineError: the workers are of another kind.
         """
-        if model.stage is None:
+        graph = graph_of(model)
+        if graph is None:
             raise EngineError(f"the model `{model.name}` is no pipeline")
-        graph = model.stage.graph
         thinker = next(name for name in graph.needed(["audio"]) if graph.gives_states(name))
         steps = plan(router, model, "audio", text=not reads, reader=thinker if reads else None)
         cards = [router.card(step.model) for step in steps]
-        audio, reader = cards[-1].audio, router.card(graph.served_name(thinker))
+        audio, reader = audio_card(cards[-1]), router.card(graph.served_name(thinker))
         if audio is None or reader.hidden_layers is None:
             raise EngineError(f"the workers of the pipeline `{graph.name}` do not speak")
         return cls(graph, steps, audio, cards[1 if reads else 0], reader)

@@ -19,6 +19,7 @@ from inlay_stages.api.images import (
     image_params,
 )
 from inlay_stages.api.stage_request import all_awake, stage_request, take_places
+from inlay_stages.cards import image_card
 from inlay_stages.stage_result import StageResult
 from inlay_stages.walk import plan, walk
 
@@ -48,7 +49,7 @@ class ChatImage:
             OverloadedError: a stage has no worker that is ready.
             RateLimitedError: a stage is full.
         """
-        if model.stage is None or "image" not in model.stage.graph.outputs:
+        if model.stage is None or "image" not in model.stage.outputs:
             raise InvalidRequestError(
                 f'modalities has "image"; the model `{model.name}` makes text alone',
                 param="modalities",
@@ -62,7 +63,7 @@ class ChatImage:
         self.text_stage = model.stage.name
         self.steps = plan(router, model, "image", text=True)
         self.stage = self.steps[-1].model
-        card = router.card(self.stage).image
+        card = image_card(router.card(self.stage))
         if card is None:
             raise EngineError(f"the worker of the stage {self.stage} does not describe its images")
         self._params = image_params(request, card)

@@ -15,6 +15,7 @@ from inlay.http.sse import EventStream
 from inlay.messages.card import ModelCard
 from inlay.router import ServedModel
 from inlay_stages.api.stage_request import all_awake
+from inlay_stages.cards import graph_of
 from inlay_stages.chat.audio import ChatAudio, SoundPlan, sound_plan
 from inlay_stages.chat.audio_shape import AudioChatShape
 from inlay_stages.chat.image import ChatImage, image_of
@@ -57,9 +58,10 @@ class StageChats:
         messages: MessageReader,
         prepare: Prepare,
     ) -> UpstreamInput | None:
-        if card.stage is None or not card.stage.graph.before_text:
+        graph = graph_of(card)
+        if graph is None or not graph.before_text:
             return None
-        graph, adapters = card.stage.graph, adapters_before(call.server, request.model)
+        adapters = adapters_before(call.server, request.model)
         return await run_upstream(
             call, incoming, request, graph, adapters, response_id, messages, prepare
         )

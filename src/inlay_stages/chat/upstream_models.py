@@ -34,8 +34,9 @@ from inlay.messages.request import EngineUsage, Payload, Task
 from inlay.render import Renderer
 from inlay.render.output import ContentDelta
 from inlay.router import ServedModel
-from inlay.stages.graph import UNLIKE_TOKENIZERS, Graph
 from inlay.tensors import Tensor, to_rows
+from inlay_stages.cards import stage_card
+from inlay_stages.graph import UNLIKE_TOKENIZERS, Graph
 
 
 def resolve_model(server: Server, found: ServedModel) -> ServedModel:
@@ -43,7 +44,7 @@ def resolve_model(server: Server, found: ServedModel) -> ServedModel:
 
     That may be an adapter of a model that writes before the one that answers.
     """
-    stage = found.card.stage
+    stage = stage_card(found.card)
     if stage is None or stage.name not in stage.graph.before_text:
         return found
     return server.model(stage.graph.name, Task.GENERATE)
@@ -52,7 +53,7 @@ def resolve_model(server: Server, found: ServedModel) -> ServedModel:
 def adapters_before(server: Server, name: str | None) -> Mapping[str, str]:
     """Return the adapter that a client names, by the stage that it is of, if that writes before."""
     found = server.model(name, Task.GENERATE)
-    stage = found.card.stage
+    stage = stage_card(found.card)
     if stage is None or stage.name not in stage.graph.before_text:
         return {}
     return {stage.name: found.name}

@@ -17,8 +17,9 @@ from inlay.base.errors import (
     OverloadedError,
 )
 from inlay.engine.api import PeerWorkers
-from inlay.messages.edges import Feed, Fetch, Window, renamed
+from inlay.messages.edges import Fetch, Window
 from inlay.messages.request import Emit, Input, Output, Payload, Request, Task
+from inlay_stages.feeds import Feed, renamed
 from inlay_stages.worker.input_stream import InputStream
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from inlay.engine.api import Engine
 from inlay.messages.request import Emit, Request, Task
 from inlay.worker.host import guarded
 from inlay.worker.part import Handle, HostAccess
+from inlay_stages.cards import StageCard
 from inlay_stages.worker.input_fetcher import InputFetcher
 from inlay_stages.worker.input_stream import InputStream
 from inlay_stages.worker.payload_store import PayloadStore
@@ -66,7 +67,7 @@ class StagePart:
     def takes_rows(self) -> bool:
         """As `WorkerPart`: hidden states of another stage are rows."""
         stage = self._host.stage
-        return stage is not None and stage.graph.fed_on(stage.name) == "hidden"
+        return isinstance(stage, StageCard) and stage.graph.fed_on(stage.name) == "hidden"
 
     def abort(self, request_id: str) -> None:
         try:

@@ -21,6 +21,7 @@ from inlay.base.errors import (
     InvalidRequestError,
 )
 from inlay.messages.request import Input
+from inlay_stages.cards import image_card
 from inlay_stages.engines.diffusers.image_pipeline import payload
 from inlay_stages.engines.vllm_omni.engine import VllmOmniEngine
 from inlay_stages.engines.vllm_omni.prompts import sampling_of
@@ -195,10 +196,11 @@ async def test_clients_take_turns_for_the_places(engine: VllmOmniEngine) -> None
 async def test_its_card_says_what_it_takes(engine: VllmOmniEngine) -> None:
     card = engine.card
     assert (card.engine, card.dtype, card.hidden_size) == ("vllm-omni", "float32", 32)
-    assert card.image is not None
-    assert not card.image.previews
-    assert card.image.embeds == {"prompt_embeds": (-1, 32)}
-    assert card.image.steps == 50
+    image = image_card(card)
+    assert image is not None
+    assert not image.previews
+    assert image.embeds == {"prompt_embeds": (-1, 32)}
+    assert image.steps == 50
     with pytest.raises(InvalidRequestError, match="--enable-sleep-mode"):
         engine.check_sleep(1)
 

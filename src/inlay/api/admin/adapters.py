@@ -211,12 +211,13 @@ def _model(call: Call, name: str | None) -> ModelCard:
     return cards[0] if cards else call.server.card(None)
 
 
-def _paint_together(one: ModelCard, other: ModelCard) -> bool:
-    """Return True for stages of an image pipeline, of which one adapter may be."""
-    stages = one.stage, other.stage
-    if one.image is None or other.image is None or stages[0] is None or stages[1] is None:
-        return False
-    return stages[0].graph.name == stages[1].graph.name
+def _share_adapters(one: ModelCard, other: ModelCard) -> bool:
+    """Return True for parts of one model, of which one adapter may be."""
+    wholes = [
+        card.stage.whole if card.stage is not None and card.stage.shares_adapters else None
+        for card in (one, other)
+    ]
+    return wholes[0] is not None and wholes[0] == wholes[1]
 
 
 def _check_name(call: Call, card: ModelCard, name: str) -> None:
@@ -227,7 +228,7 @@ def _check_name(call: Call, card: ModelCard, name: str) -> None:
             raise InvalidRequestError(
                 f"The lora adapter '{name}' conflicts with a served base model.", param="lora_name"
             )
-        if other.name == card.name or _paint_together(other, card):
+        if other.name == card.name or _share_adapters(other, card):
             continue
         if any(name == adapter.name for adapter in router.adapters(other)):
             raise InvalidRequestError(

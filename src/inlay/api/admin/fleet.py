@@ -140,7 +140,7 @@ def _entry(worker: Worker, share: float, stats: Stats | None, load: WorkerLoad) 
         asleep=card.asleep,
         adapters=[adapter.name for adapter in card.adapters],
         last_probe=health.last_probe,
-        stage=None if card.stage is None else f"{card.stage.graph.name}/{card.stage.name}",
+        stage=None if card.stage is None else f"{card.stage.whole}/{card.stage.name}",
         load=WorkerLoads(load.requests, load.prefill, load.decode),
         **{name: None if stats is None else getattr(stats, name) for name in _COUNTED},
     )

@@ -117,7 +117,7 @@ def is_own(source: MediaSource, card: ModelCard) -> bool:
     return (
         source.of_answer
         and card.stage is not None
-        and source.kind in card.stage.graph.outputs
+        and source.kind in card.stage.outputs
         and (card.media is None or not card.media.takes(source.kind))
     )
 

@@ -133,8 +133,8 @@ def combined_status(
         if (card.name, card.role) not in well:
             absent.add(card.name)
         if card.stage is not None:
-            graph = card.stage.graph  # some of its stages may never have been seen
-            absent.update(map(graph.served_name, graph.missing(names)))
+            # Some may never have been seen.
+            absent.update(card.stage.missing(names).values())
     lost = sorted(absent)
     gone = dict(missing)
     if lost or not well:

@@ -70,5 +70,5 @@ async def present_since(member: Member, card: ModelCard) -> float:
 
 def _version(card: ModelCard) -> tuple[str, str, tuple[str, ...], bytes]:
     """Return what a change of a model changes."""
-    graph = b"" if card.stage is None else card.stage.graph.identity
-    return card.weights_id, card.dtype, card.outputs, graph
+    whole = b"" if card.stage is None else card.stage.identity
+    return card.weights_id, card.dtype, card.outputs, whole

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from inlay.base.errors import EmbeddingsError, InvalidRequestError
-from inlay.messages.card import check_image_cost
 from inlay.messages.prompt import DTYPE_SIZES
 from inlay.messages.request import Payload, Request
 from inlay.tensors.tensor import NUMPY_DTYPES
+from inlay_stages.cards import check_image_cost
 from inlay_stages.engines.diffusers.facts import Facts
 from inlay_stages.engines.diffusers.image_pipeline import EMBEDS, NEGATIVE
 from inlay_stages.engines.diffusers.loading import Part

@@ -4,9 +4,10 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from inlay.engine.settings import EngineSettings
-from inlay.messages.card import ImageCard, Limits, ModelCard, SelfCheck
+from inlay.messages.card import Limits, ModelCard, SelfCheck
 from inlay.messages.digest import Secret
 from inlay.messages.request import Task
+from inlay_stages.cards import ImageCard
 from inlay_stages.engines.diffusers.checks import ImageBounds
 from inlay_stages.engines.diffusers.facts import Facts
 from inlay_stages.engines.diffusers.loading import Part

@@ -12,9 +12,10 @@ from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.failures import model_failed
 from inlay.engine.torch.self_check.parts import checked_parts
-from inlay.messages.card import AudioCard, Limits, ModelCard, SelfCheck, Stats
+from inlay.messages.card import Limits, ModelCard, SelfCheck, Stats
 from inlay.messages.digest import Secret
 from inlay.messages.request import Emit, Request, Task
+from inlay_stages.cards import AudioCard
 from inlay_stages.engines.jobs import Jobs
 from inlay_stages.engines.sleep import StageSleep
 from inlay_stages.engines.speech.job import SpeechJob

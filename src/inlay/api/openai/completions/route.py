@@ -47,7 +47,7 @@ async def completions(call: Call) -> None:
     check_request(call, request)
     model = server.model(request.model, Task.GENERATE)
     card = model.card
-    if card.stage is not None and card.stage.graph.before_text:
+    if card.stage is not None and card.stage.is_chain:
         raise InvalidRequestError(
             f"the pipeline `{card.name}` is several language models in a row; they take chats, as "
             "by /v1/chat/completions",

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from inlay.base.errors import OverloadedError
 from inlay.messages.card import ModelCard
 from inlay.transport.api import Worker
+from inlay_stages.cards import graph_of
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +45,12 @@ class Graphs:
             workers: that this frontend reaches.
             announced: cards of all that are ready, reached from here or not.
         """
-        graph_of = _chosen(announced)
+        chosen = _chosen(announced)
         refused, self._refused = self._refused, {}
         kept = []
         for worker in workers:
-            stage = worker.card.stage
-            graph = None if stage is None else stage.graph
-            if graph is None or graph.identity == graph_of.get(graph.name, graph.identity):
+            graph = graph_of(worker.card)
+            if graph is None or graph.identity == chosen.get(graph.name, graph.identity):
                 kept.append(worker)
                 continue
             reason = f"its graph is not the one that other workers of `{graph.name}` have"
@@ -62,9 +62,10 @@ class Graphs:
     def missing(self, name: str, models: Sequence[ModelCard]) -> OverloadedError | None:
         """As `FleetPart`: the name of a pipeline of which only other stages are there."""
         for card in models:
-            if card.stage is not None and card.stage.graph.name == name:
+            graph = graph_of(card)
+            if graph is not None and graph.name == name:
                 return OverloadedError(
-                    f"The stage {card.stage.graph.front} of the pipeline `{name}` is not ready.",
+                    f"The stage {graph.front} of the pipeline `{name}` is not ready.",
                     retry_after=1,
                 )
         return None
@@ -74,8 +75,8 @@ def _chosen(cards: Sequence[ModelCard]) -> dict[str, bytes]:
     """Return the identity of each pipeline's graph, by its name."""
     claims: dict[str, dict[bytes, _Claim]] = {}
     for card in cards:
-        if card.stage is not None:
-            graph = card.stage.graph
+        graph = graph_of(card)
+        if graph is not None:
             of_name = claims.setdefault(graph.name, {})
             known = of_name.get(graph.identity, _Claim(card.rollout.since, 0, graph.identity))
             since = min(known.since, card.rollout.since)

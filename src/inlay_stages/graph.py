@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from inlay.base.errors import InvalidRequestError
-from inlay.stages.kinds import KINDS, PortType, StageKind
+from inlay_stages.kinds import KINDS, PortType, StageKind
 
 MAX_STAGES = 16
 UNLIKE_TOKENIZERS = (
@@ -169,9 +169,10 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return the port that an output comes from."""
         return _port(self.outputs[output])
 
-    def missing(self, served: Collection[str]) -> list[str]:
-        """Return the stages whose workers are not among the served names."""
-        return [stage for stage in self.stages if self.served_name(stage) not in served]
+    def missing(self, served: Collection[str]) -> dict[str, str]:
+        """Return the stages that are not among the served names: the name of each."""
+        names = {stage: self.served_name(stage) for stage in self.stages}
+        return {stage: name for stage, name in names.items() if name not in served}
 
     def sources(self, stage: str) -> list[tuple[Port, str]]:
         """Return the ports that feed a stage, each with the name of its own port that is fed."""
@@ -350,15 +351,3 @@ def _edge(text: str, place: str = "") -> tuple[Port, Port]:
     if not arrow:
         raise InvalidRequestError(f"{place}: {text!r} must be STAGE.PORT -> STAGE.PORT")
     return _port(start, place), _port(end, place)
-
-
-class StageCard(msgspec.Struct, frozen=True):
-    """The stage that a worker is, as its card has it.
-
-    Attributes:
-        graph: the pipeline, the same at all its workers.
-        name: of the stage.
-    """
-
-    graph: Graph
-    name: str
