@@ -21,10 +21,9 @@ from inlay.api.openai.schema.embeddings import (
     ClassificationRequest,
     EmbeddingRequest,
     PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
 )
 from inlay.api.openai.schema.responses import ResponsesRequest
+from inlay.api.openai.schema.scoring import RerankRequest, ScoreRequest
 from inlay.api.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from inlay.api.schema.chat import ChatRequest
 

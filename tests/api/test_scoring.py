@@ -199,7 +199,7 @@ def test_a_score_is_the_cosine_of_what_embeddings_gives_for_each_role() -> None:
             "chat_template_kwargs",
             "template",
         ),
-        ("/score", {"text_1": {"content": []}, "text_2": "b"}, "text_1", "object"),
+        ("/score", {"text_1": {"content": []}, "text_2": "b"}, "text_1", "reads pairs"),
         (
             "/score",
             {"text_1": "a", "text_2": "b", "padding": "max_length"},

@@ -154,6 +154,39 @@ def test_fields_of_vllms_chat_request_mean_the_same_here(url: str, family: str) 
     assert again["data"][0]["embedding"] == whole["data"][0]["embedding"]
 
 
+def test_images_texts_and_references_rank_together_as_their_vectors_do(
+    client: openai.OpenAI, url: str, family: str
+) -> None:
+    content = [image(ONE), text("so")]
+    query = [image(TWO), text("what is on it")]
+    asked, shown = embedded(client, [user(*query), user(*content)])
+    answer = client.embeddings.create(
+        model="tiny", input="", extra_body={"messages": user(*content), "store": True}
+    )
+    extra = answer.data[0].model_extra
+    assert extra is not None
+    rows = embeds(family, "hello world")["data"]
+    plain = [
+        client.embeddings.create(model="tiny", encoding_format="float", **body).data[0].embedding
+        for body in (
+            {"input": "hello world"},
+            {"input": "", "extra_body": {"prompt_embeds": rows}},
+        )
+    ]
+    wanted = [cosine(asked, np.array(each, np.float32)) for each in (shown, *plain, shown)]
+    documents = [
+        {"content": content}, "hello world", {"prompt_embeds": rows}, {"ref": extra["ref"]}
+    ]  # fmt: skip
+    body = {"text_1": {"content": query}, "text_2": documents}
+    found = httpx.post(url + "/v1/score", json=body, timeout=180).json()["data"]
+    assert [each["score"] for each in found] == pytest.approx(wanted, abs=1e-4)
+    wrong = [*documents, {"content": [*content, image(ONE), image(TWO)]}]
+    body = {"query": {"content": query}, "documents": wrong}
+    error = httpx.post(url + "/v1/rerank", json=body, timeout=180).json()["error"]
+    assert error["param"].startswith("documents[4].content")
+    assert "at most 2 image(s)" in error["message"]
+
+
 def refused(client: openai.OpenAI, messages: list[Any], param: str, phrase: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         embedded(client, messages)

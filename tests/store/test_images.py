@@ -1,4 +1,6 @@
-"""Stored images: kept as files, by tenant, in every tier and over a fleet."""
+"""Stored images and vectors: kept as files, by tenant, in every tier and over a fleet."""
+
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -6,7 +8,7 @@ import pytest
 
 from inlay.base.errors import BodyTooLargeError, InvalidRequestError, NotFoundError
 from inlay.messages.prompt import Buffer
-from inlay.store import LocalStoredPrompts, NewImage, PromptStore
+from inlay.store import LocalStoredPrompts, NewImage, NewVectors, PromptStore
 from inlay.store.entry import Description
 from tests.store.directories import MANY, SEALED_OR_NOT, SECRET, Opened
 from tests.store.frontends import Frontends, seen
@@ -104,6 +106,28 @@ async def test_an_image_of_one_frontend_is_served_by_another(
     await other.store.delete("alice", stored.id)
     with pytest.raises(NotFoundError):
         await one.store.file("alice", stored.id, look=seen)
+
+
+async def test_vectors_are_kept_sealed_or_not_and_served_by_another_frontend(
+    opened: Opened, frontends: Frontends
+) -> None:
+    data = picture(3, 9000).data
+    vectors = NewVectors(data, (17, 128), "float16")
+    stored = opened(key=b"k" * 32).put("alice", data, vectors)
+    assert stored.id.startswith("pv-")
+    assert (stored.kind, stored.shape, stored.dtype) == ("vectors", (17, 128), "float16")
+    assert (stored.num_tokens, stored.hidden_size, stored.bytes) == (0, 0, 9000)
+    store = opened(key=b"k" * 32)
+    assert store.ready_file("alice", stored.id, "vectors") is None
+    assert store.file("alice", stored.id, "vectors") == data
+    for wrong in (partial(store.file, "alice"), partial(store.rows, "alice", target=target())):
+        with pytest.raises(InvalidRequestError, match="holds vectors"):
+            wrong(stored.id)
+    one, other = await frontends.frontend(), await frontends.frontend()
+    shared = await one.store.put("alice", data, vectors)
+    assert await other.store.file("alice", shared.id, "vectors", look=seen) == data
+    with pytest.raises(NotFoundError):
+        await other.store.file("bob", shared.id, "vectors", look=seen)
 
 
 def test_records_of_before_are_of_embeddings(opened: Opened) -> None:

@@ -50,10 +50,6 @@ from inlay.api.openai.schema.embeddings import (
     EmbeddingResponse,
     PoolingRequest,
     PoolingResponse,
-    RerankRequest,
-    RerankResponse,
-    ScoreRequest,
-    ScoreResponse,
 )
 from inlay.api.openai.schema.encode import EncodeRequest, EncodeResponse
 from inlay.api.openai.schema.lookup import EncodePromptRequest, RowsRequest, RowsResponse
@@ -67,6 +63,12 @@ from inlay.api.openai.schema.prompt_embeds import (
 )
 from inlay.api.openai.schema.responses import Response, ResponsesRequest
 from inlay.api.openai.schema.responses_events import StreamEvent
+from inlay.api.openai.schema.scoring import (
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
 from inlay.api.openai.schema.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,

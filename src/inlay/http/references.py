@@ -105,14 +105,14 @@ def _no_times(_: str) -> Sequence[int]:
 
 
 def store_for(call: Call) -> StoredPrompts:
-    """Return the store of uploaded embeddings and images.
+    """Return the store of embeddings, images and vectors.
 
     Raises:
-        InvalidRequestError: this server accepts neither.
+        InvalidRequestError: this server accepts neither, and gives no vectors.
         NotFoundError: this server has no store.
     """
     server = call.server
-    if not takes_images(server):
+    if not takes_images(server) and not _gives_vectors(server):
         server.embeds.require_enabled()
     if server.store is None:
         raise NotFoundError("prompt_embeds not found: this server stores none")
@@ -144,7 +144,7 @@ async def stored_rows(
 
     found: dict[str, tuple[Rows, ...]] = {}
     for ref, param in wanted.items():
-        with _named(param):
+        with placed(param):
             found[ref] = await store.rows(
                 tenant, ref, target, look=_counter(call), hold=call.reservation.grow
             )
@@ -158,6 +158,10 @@ def takes_images(server: Server) -> bool:
     )
 
 
+def _gives_vectors(server: Server) -> bool:
+    return any(card.embedding is not None for card in server.router.models())
+
+
 async def stored_files(call: Call, sources: Sequence[MediaSource]) -> dict[str, Buffer]:
     """Return the files of every stored image among `sources`, by id.
 
@@ -169,7 +173,7 @@ async def stored_files(call: Call, sources: Sequence[MediaSource]) -> dict[str, 
     for source in sources:
         if source.ref is None or source.ref in found:
             continue
-        with _named(source.param):
+        with placed(source.param):
             found[source.ref] = await store_for(call).file(
                 call.caller.tenant.id, source.ref, look=_counter(call), hold=call.reservation.grow
             )
@@ -182,7 +186,7 @@ def _counter(call: Call) -> Callable[[StoredPrompt], None]:
 
 
 @contextmanager
-def _named(param: str) -> Iterator[None]:
+def placed(param: str) -> Iterator[None]:
     """Name the place of a reference in its errors."""
     try:
         yield

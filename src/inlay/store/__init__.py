@@ -1,4 +1,6 @@
-"""Stored prompts: embeddings and images uploaded once, used by reference, by their owner alone.
+"""Contents kept for reuse by reference: embeddings, images, and vectors of documents.
+
+Only their owner finds them.
 
 A frontend sees `StoredPrompts`. That is `LocalStoredPrompts` over one process's `PromptStore`, or
 `fleet.FleetStore` over the storage of a fleet with a `PromptStore` as its cache.
@@ -33,7 +35,7 @@ from typing import TYPE_CHECKING
 from inlay.base.lazy import exported
 
 if TYPE_CHECKING:
-    from inlay.store.entry import NewImage, StoredPrompt, StoreStats, Target
+    from inlay.store.entry import NewImage, NewVectors, StoredPrompt, StoreStats, Target
     from inlay.store.prompts import LocalStoredPrompts, StoredPrompts
     from inlay.store.secret import load_secret, read_key
     from inlay.store.settings import FleetStoreSettings, StoreSettings
@@ -43,6 +45,7 @@ __all__ = [
     "FleetStoreSettings",
     "LocalStoredPrompts",
     "NewImage",
+    "NewVectors",
     "PromptStore",
     "StoreSettings",
     "StoreStats",
@@ -59,6 +62,7 @@ __getattr__ = exported(
         "StoreStats": "entry",
         "StoredPrompt": "entry",
         "NewImage": "entry",
+        "NewVectors": "entry",
         "Target": "entry",
         "LocalStoredPrompts": "prompts",
         "StoredPrompts": "prompts",

@@ -1,7 +1,7 @@
 """One stored prompt: its metadata for clients, the metadata in its file, its data in memory."""
 
 import math
-from typing import Literal, TypeAlias, cast
+from typing import ClassVar, Literal, TypeAlias, cast
 
 import msgspec
 
@@ -25,8 +25,17 @@ def cost(num_bytes: int) -> int:
     return -(-num_bytes // PAGE) * PAGE + PAGE
 
 
-Kind: TypeAlias = Literal["embeds", "image"]
-"""Kinds of stored prompts: a tensor of embeddings, or the file of an image."""
+Kind: TypeAlias = Literal["embeds", "image", "vectors"]
+"""Kinds of contents: a tensor of embeddings, the file of an image, or that of vectors."""
+
+FileKind: TypeAlias = Literal["image", "vectors"]
+"""Kinds whose content is a file that is used as it is."""
+
+_IS: dict[Kind, tuple[str, str]] = {
+    "embeds": ("holds embeddings", "as {'type': 'prompt_embeds', 'ref': id}"),
+    "image": ("is an image", "where an image may stand, as {'type': 'image_url', 'ref': id}"),
+    "vectors": ("holds vectors", "as {'ref': id} among the documents of a rerank or a score"),
+}
 
 
 class NewImage(msgspec.Struct, frozen=True):
@@ -47,13 +56,33 @@ class NewImage(msgspec.Struct, frozen=True):
     height: int
     width: int
 
+    kind: ClassVar[FileKind] = "image"
+    dtype: ClassVar[str] = ""
+
     @property
     def shape(self) -> tuple[int, int]:
         """(height, width)."""
         return self.height, self.width
 
 
-Content: TypeAlias = Tensor | NewImage
+class NewVectors(msgspec.Struct, frozen=True):
+    """Outputs of one input, to be stored, that similarity is computed of.
+
+    Attributes:
+        data: a safetensors file, of `inlay.tensors.named`; its metadata says what it is of.
+        shape: (vectors, elements of each) of its largest output.
+        dtype: of the vectors.
+    """
+
+    data: Buffer
+    shape: tuple[int, int]
+    dtype: str
+
+    kind: ClassVar[FileKind] = "vectors"
+    format: ClassVar[str] = "safetensors"
+
+
+Content: TypeAlias = Tensor | NewImage | NewVectors
 """Contents of the store."""
 
 
@@ -61,16 +90,17 @@ class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Metadata of a stored prompt for its owner.
 
     Attributes:
-        id: `pe-...`.
-        kind: embeddings or an image.
+        id: `pe-...`, `pv-...` of vectors.
+        kind: of the content.
         format: of the file it came in.
-        shape: of the tensor; (height, width) of an image.
+        shape: of the tensor; (height, width) of an image; of vectors their number and size.
         num_prompts: prompts in the tensor, each `num_tokens` long: 1 unless a batch was
             uploaded.
-        num_tokens: rows of one prompt; 0 for an image, whose rows depend on the model.
-        hidden_size: elements of a row; 0 for an image.
+        num_tokens: rows of one prompt; 0 for an image, whose rows depend on the model, and for
+            vectors.
+        hidden_size: elements of a row; 0 for an image and for vectors.
         dtype: as it was uploaded; empty for an image.
-        bytes: of the tensor, or of the image's file.
+        bytes: of the tensor, or of the file.
         expires_at: seconds since the epoch; None while it is pinned.
         pinned: True if it is kept until it is unpinned or deleted.
     """
@@ -145,12 +175,13 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         tenant: digest of the owner.
-        id: `pe-...`.
+        id: `pe-...`, `pv-...` of vectors.
         dtype: one of `inlay.messages.prompt.DTYPE_SIZES`; empty for an image.
-        shape: (num_tokens, hidden) or (batch, num_tokens, hidden); (height, width) of an image.
+        shape: (num_tokens, hidden) or (batch, num_tokens, hidden); (height, width) of an image;
+            of vectors their number and size.
         format: the container it came in.
         table_id: as the container said.
-        num_bytes: of the elements, or of the image's file.
+        num_bytes: of the elements, or of the file.
         kind: of the content.
     """
 
@@ -166,10 +197,10 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, key: Key, content: Content) -> "Description":
         """Of a content that is to be found by `key`."""
-        size = len(content.data)
-        if isinstance(content, NewImage):
-            return cls(*key, "", content.shape, content.format, None, size, "image")
-        return cls(*key, content.dtype, content.shape, content.format, content.table_id, size)
+        size, shape, format_ = len(content.data), content.shape, content.format
+        if isinstance(content, Tensor):
+            return cls(*key, content.dtype, shape, format_, content.table_id, size)
+        return cls(*key, content.dtype, shape, format_, None, size, content.kind)
 
     @property
     def key(self) -> Key:
@@ -196,18 +227,15 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     def check_kind(self, kind: Kind) -> None:
         """Raise `InvalidRequestError` for a content of another kind."""
         if self.kind != kind:
+            (own, use), wanted = _IS[self.kind], _IS[kind][0].partition(" ")[2]
             raise InvalidRequestError(
-                f"the stored {self.id} is an image: refer to it where an image may stand, "
-                "as {'type': 'image_url', 'ref': id}"
-                if self.kind == "image"
-                else f"the stored {self.id} holds embeddings, not an image: refer to it as "
-                "{'type': 'prompt_embeds', 'ref': id}"
+                f"the stored {self.id} {own}, not {wanted}: refer to it {use}"
             )
 
     def prompts(self, data: Buffer) -> list[Tensor]:
         """The prompts whose elements are in `data`, sharing its memory.
 
-        Raises `InvalidRequestError` for an image.
+        Raises `InvalidRequestError` for a content of another kind.
         """
         self.check_kind("embeds")
         format_ = cast("TensorFormat", self.format)

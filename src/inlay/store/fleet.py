@@ -20,6 +20,7 @@ from inlay.store.entry import (
     Content,
     Description,
     Entry,
+    FileKind,
     Kind,
     StoredPrompt,
     StoreStats,
@@ -47,7 +48,7 @@ from inlay.store.space import FleetLimits, SharedSpace, TenantQuotas
 from inlay.store.store import PromptStore, kind_of, missing
 
 _log = logging.getLogger(__name__)
-_id = re.compile(r"pe-[a-z2-7]{32}")
+_id = re.compile(r"p[ev]-[a-z2-7]{32}")
 
 _TRIES = 16
 """Attempts at a change that loses against concurrent ones."""
@@ -237,17 +238,18 @@ class FleetStore:
         self,
         tenant: str,
         id_: str,
+        kind: FileKind = "image",
         *,
         look: Callable[[StoredPrompt], None],
         hold: Callable[[int], None] = nothing,
     ) -> Buffer:
         local = self._local
         key, data = await self._used(
-            (tenant, id_, "image"),
+            (tenant, id_, kind),
             look,
             hold,
-            ready=lambda: local.ready_file(tenant, id_),
-            load=lambda: local.file(tenant, id_),
+            ready=lambda: local.ready_file(tenant, id_, kind),
+            load=lambda: local.file(tenant, id_, kind),
             made=local.file_of,
         )
         return _named(key, data, "file")

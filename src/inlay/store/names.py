@@ -12,7 +12,8 @@ from blake3 import blake3
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
 
-ID_PREFIX = "pe-"
+ID_PREFIXES = {"embeds": "pe-", "image": "pe-", "vectors": "pv-"}
+"""Beginnings of ids, by the kind of the content."""
 ID_DIGEST_SIZE = 20
 TENANT_DIGEST_SIZE = 16
 
@@ -39,21 +40,22 @@ class Names:
         self._id_keys = {
             "embeds": blake3(b"ids", key=secret.store).digest(),
             "image": blake3(b"image ids", key=secret.store).digest(),
+            "vectors": blake3(b"vectors ids", key=secret.store).digest(),
         }
         self._tenant_key = blake3(b"tenants", key=secret.store).digest()
         self.file_key = blake3(b"files", key=secret.store).digest()
         self.fingerprint = bytes.fromhex(secret.fingerprint)
 
     def id(self, tenant: str, data: Buffer, kind: str = "embeds") -> str:
-        """`pe-` and 32 characters.
+        """`pe-`, or `pv-` of vectors, and 32 characters.
 
         The id of the file `data` for `tenant`, a keyed 160-bit BLAKE3 of both. The same bytes
-        have one id as embeddings and another as an image.
+        have an id of their own as each kind.
         """
         name = tenant.encode()
         hasher = blake3(_length.pack(len(name)) + name, key=self._id_keys[kind])
         hasher.update(data.view)
-        return ID_PREFIX + b32encode(hasher.digest(ID_DIGEST_SIZE)).decode().lower()
+        return ID_PREFIXES[kind] + b32encode(hasher.digest(ID_DIGEST_SIZE)).decode().lower()
 
     def key(self, tenant: str, id_: str) -> Key:
         """Key of the entry `id_` of `tenant`."""

@@ -9,7 +9,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from inlay.base.pace import mark_background
 from inlay.messages.prompt import Buffer, Rows
-from inlay.store.entry import Content, StoredPrompt, StoreStats, Target
+from inlay.store.entry import Content, FileKind, StoredPrompt, StoreStats, Target
 from inlay.store.store import PromptStore
 
 P = ParamSpec("P")
@@ -32,7 +32,7 @@ class StoredPrompts(Protocol):
     async def put(
         self, tenant: str, data: Buffer, content: Content, *, hold: Callable[[int], None] = nothing
     ) -> StoredPrompt:
-        """Store a tensor or an image, in memory that will never change.
+        """Store a content, in memory that will never change.
 
         The same bytes again only start the TTL again.
         """
@@ -58,11 +58,12 @@ class StoredPrompts(Protocol):
         self,
         tenant: str,
         id_: str,
+        kind: FileKind = "image",
         *,
         look: Callable[[StoredPrompt], None],
         hold: Callable[[int], None] = nothing,
     ) -> Buffer:
-        """The file of the image `id_`. `look` sees what it is before anything is done for it."""
+        """The file of `id_`. `look` sees what it is before anything is done for it."""
 
     async def touch(self, tenant: str, id_: str) -> StoredPrompt:
         """Start the TTL of a prompt again, as a use does; its metadata."""
@@ -148,16 +149,17 @@ class LocalStoredPrompts:
         self,
         tenant: str,
         id_: str,
+        kind: FileKind = "image",
         *,
         look: Callable[[StoredPrompt], None],
         hold: Callable[[int], None] = nothing,
     ) -> Buffer:
-        data = self._store.ready_file(tenant, id_)
+        data = self._store.ready_file(tenant, id_, kind)
         stored = self._store.get(tenant, id_)
         look(stored)
         if data is None:
             hold(stored.bytes)
-            data = await self._threads.run(self._store.file, tenant, id_)
+            data = await self._threads.run(self._store.file, tenant, id_, kind)
         return data
 
     async def touch(self, tenant: str, id_: str) -> StoredPrompt:

@@ -24,6 +24,7 @@ from inlay.store.entry import (
     Content,
     Description,
     Entry,
+    FileKind,
     Kind,
     StoredPrompt,
     StoreStats,
@@ -127,13 +128,13 @@ class PromptStore:
     def put(
         self, tenant: str, data: Buffer, content: Content, *, adopt: bool = False
     ) -> StoredPrompt:
-        """Store a tensor or an image; the same bytes again only start the TTL again.
+        """Store a content; the same bytes again only start the TTL again.
 
         Args:
             tenant: the owner.
             data: the file it was read from; with the tenant they make the id.
-            content: what `inlay.tensors.read` found in them, or the image that they are. Its
-                elements are copied, so `data` may be used again.
+            content: what `inlay.tensors.read` found in them, or the image or the vectors that they
+                are. Its elements are copied, so `data` may be used again.
             adopt: `data` will never change, so elements that fill its memory but for a page need no
                 copy.
 
@@ -220,16 +221,16 @@ class PromptStore:
         """The rows of what `keep` returned, as `rows` does for what was put."""
         return self._uses.run((entry, target), partial(self._prepare, entry, target))
 
-    def file(self, tenant: str, id_: str) -> Buffer:
-        """The file of the image `id_`; starts the TTL again.
+    def file(self, tenant: str, id_: str, kind: FileKind = "image") -> Buffer:
+        """The file of `id_`; starts the TTL again.
 
         Raises:
-            InvalidRequestError: no image but embeddings.
+            InvalidRequestError: a content of another kind.
             NotFoundError: as `rows`.
             OverloadedError: its file cannot be read now.
         """
         with self._lock:
-            entry = self._lookup(tenant, id_, "image")
+            entry = self._lookup(tenant, id_, kind)
             self._touch(entry, self._clock())
         return self.file_of(entry)
 
@@ -250,14 +251,14 @@ class PromptStore:
         with self._lock:
             return [entry.key for entry in self._index.entries]
 
-    def ready_file(self, tenant: str, id_: str) -> Buffer | None:
+    def ready_file(self, tenant: str, id_: str, kind: FileKind = "image") -> Buffer | None:
         """As `file`, where no file has to be read. Else None, and nothing is touched.
 
         Raises:
             InvalidRequestError, NotFoundError: as `file`.
         """
         with self._lock:
-            entry = self._lookup(tenant, id_, "image")
+            entry = self._lookup(tenant, id_, kind)
             if entry.data is not None:
                 self._hits += 1
                 self._touch(entry, self._clock())
@@ -473,7 +474,7 @@ def kind_of(content: Content) -> Kind:
     if isinstance(content, Tensor):
         prompts_of(content)
         return "embeds"
-    return "image"
+    return content.kind
 
 
 def missing(id_: str) -> NotFoundError:

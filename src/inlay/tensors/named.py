@@ -38,10 +38,10 @@ def write_arrays(arrays: Arrays, metadata: Mapping[str, str]) -> bytes:
     return b"".join([encode_header(header), *parts])
 
 
-def read_arrays(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+def read_arrays(data: bytes | memoryview) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
     """Return the arrays of a safetensors file, which share its memory, and its metadata.
 
-    Raises `EngineError` for what is no such file: a server's answer is read.
+    Raises `EngineError` for what is no such file: it was made by `write_arrays`.
     """
     length = int.from_bytes(data[:8], "little")
     body = memoryview(data)[8 + length :]
@@ -56,5 +56,5 @@ def read_arrays(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str
             for name, entry in entries.items()
         }
     except (msgspec.MsgspecError, AttributeError, KeyError, ValueError) as error:
-        raise EngineError(f"the answer is no safetensors file: {error}") from error
+        raise EngineError(f"this is no safetensors file: {error}") from error
     return found, metadata

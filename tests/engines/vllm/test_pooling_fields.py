@@ -6,13 +6,16 @@ None is missed when vLLM is updated.
 import msgspec
 
 from inlay.api.openai.schema import embeddings as ours
+from inlay.api.openai.schema import scoring as scores
 
 READ = {"input_tokens", "truncated"}
+STORED = {"expires_at", "num_vectors", "ref"}
 OWN = {
-    ours.EmbeddingData: READ | {"scale", "sparse", "token_labels", "tokens"},
+    ours.EmbeddingData: READ | STORED | {"scale", "sparse", "token_labels", "tokens"},
     ours.PoolingData: READ | {"scale", "shape"},
+    scores.RankedDocument: {"ref"},
 }
-"""What an item has beyond vLLM's: named outputs and their layout, and how much was read."""
+"""What an item has beyond vLLM's: named outputs, how much was read, and what is stored."""
 
 
 def test_no_field_of_vllms_answers_is_left_out() -> None:
@@ -29,12 +32,12 @@ def test_no_field_of_vllms_answers_is_left_out() -> None:
         (ours.PoolingData, pooling.PoolingResponseData),
         (ours.ClassificationResponse, classify.ClassificationResponse),
         (ours.ClassificationData, classify.ClassificationData),
-        (ours.ScoreResponse, scoring.ScoreResponse),
-        (ours.ScoreData, scoring.ScoreResponseData),
-        (ours.RerankResponse, scoring.RerankResponse),
-        (ours.RerankResult, scoring.RerankResult),
-        (ours.RankedDocument, scoring.RerankDocument),
-        (ours.RerankUsage, scoring.RerankUsage),
+        (scores.ScoreResponse, scoring.ScoreResponse),
+        (scores.ScoreData, scoring.ScoreResponseData),
+        (scores.RerankResponse, scoring.RerankResponse),
+        (scores.RerankResult, scoring.RerankResult),
+        (scores.RankedDocument, scoring.RerankDocument),
+        (scores.RerankUsage, scoring.RerankUsage),
         (ours.TextsUsage, engine.UsageInfo),
     ):
         fields = {field.encode_name for field in msgspec.structs.fields(mine)}

@@ -8,7 +8,9 @@ from inlay.api.openai.schema.prompt_embeds import (
     PinRequest,
     PromptEmbeds,
     PromptEmbedsDeleted,
+    Stored,
     StoredImage,
+    StoredVectors,
     UploadRequest,
 )
 from inlay.base.errors import EmbeddingsError, InvalidRequestError
@@ -191,7 +193,7 @@ def _id(call: Call) -> str:
     return str(call.path_params["id"])
 
 
-def shown(stored: StoredPrompt, num_tokens: int | None = None) -> PromptEmbeds | StoredImage:
+def shown(stored: StoredPrompt, num_tokens: int | None = None) -> Stored:
     """Return what a client is told of a stored prompt."""
     common: dict[str, Any] = {
         "id": stored.id,
@@ -204,6 +206,9 @@ def shown(stored: StoredPrompt, num_tokens: int | None = None) -> PromptEmbeds |
         return StoredImage(
             format=stored.format, width=width, height=height, num_tokens=num_tokens, **common
         )
+    if stored.kind == "vectors":
+        num_vectors, size = stored.shape
+        return StoredVectors(num_vectors=num_vectors, size=size, dtype=stored.dtype, **common)
     return PromptEmbeds(
         num_prompts=stored.num_prompts,
         num_tokens=stored.num_tokens,

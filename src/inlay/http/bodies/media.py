@@ -139,11 +139,11 @@ def spec_for(card: ModelCard, sources: Sequence[MediaSource]) -> MediaSpec:
                 param=source.param,
             )
     assert spec is not None, "a request with media has a source"
-    for (_, kind), count in Counter((each.prompt, each.kind) for each in sources).items():
+    for (prompt, kind), count in Counter((each.prompt, each.kind) for each in sources).items():
         try:
             spec.check_counts({kind: count})
         except InvalidRequestError as error:
-            first = next(source for source in sources if source.kind == kind)
+            first = next(each for each in sources if (each.prompt, each.kind) == (prompt, kind))
             raise error.located(first.param) from None
     embeds = next((source for source in sources if source.embeds is not None), None)
     if embeds is not None and not spec.embeds:

@@ -1,10 +1,10 @@
 """Outputs of a request's inputs: made into prompts, looked up or computed, returned in order."""
 
-import asyncio
 import itertools
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from inlay.api.openai.embeddings.inputs import InputPiece, Inputs, chunks
 from inlay.api.openai.schema.embeddings import TextsRequest, TextsUsage
+from inlay.base.at_most import at_most
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.embedding.bundles import FIRST_PORTS, bundles_of, parts_of
 from inlay.embedding.cache import Bundle
@@ -131,15 +132,10 @@ class Gathering:
             if len(stretches) == 1:
                 await self._fill(inputs, *stretches[0], out)
             else:
-                window = asyncio.Semaphore(_IN_FLIGHT)
-                try:
-                    async with asyncio.TaskGroup() as group:
-                        for start, stop in stretches:
-                            await window.acquire()
-                            task = group.create_task(self._fill(inputs, start, stop, out))
-                            task.add_done_callback(lambda _: window.release())
-                except BaseExceptionGroup as failed:
-                    raise failed.exceptions[0] from failed
+                await at_most(
+                    _IN_FLIGHT,
+                    (partial(self._fill, inputs, *stretch, out) for stretch in stretches),
+                )
         return cast("list[Gathered]", out)
 
     def _reserve_whole(self, count: int) -> None:

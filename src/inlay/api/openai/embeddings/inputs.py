@@ -254,6 +254,7 @@ class Chats:
         embeddings: of the request.
         card: of the model.
         special: put the tokenizer's special tokens around each chat.
+        bare: each chat is one message, whose content alone stands at its path.
     """
 
     chats: Sequence[list[dict[str, Any]]]
@@ -266,6 +267,7 @@ class Chats:
     continue_final_message: bool
     template_kwargs: Mapping[str, Any]
     special: bool
+    bare: bool = False
 
     def __len__(self) -> int:
         return len(self.chats)
@@ -284,7 +286,9 @@ class Chats:
             messages,
             self.embeddings.one,
             self.embeddings.media,
-            named=[f"{param}[{number}].content" for number in range(len(messages))],
+            named=[f"{param}.content"]
+            if self.bare
+            else [f"{param}[{number}].content" for number in range(len(messages))],
         )
         cut = self.cut.without(self.renderer.num_special_tokens if self.special else 0)
         prompt = self.renderer.chat(

@@ -10,6 +10,8 @@ from inlay.api.openai.embeddings.encoding import Encoding
 from inlay.api.openai.embeddings.gathering import Gathered, activated, normalized
 from inlay.api.openai.embeddings.roles import DOCUMENT
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
+from inlay.embedding.bundles import parts_of
+from inlay.embedding.cache import Bundle
 from inlay.messages.card import EmbeddingCard
 from inlay.messages.pooling import OutputCard
 from inlay.messages.prompt import Prompt, Tokens
@@ -58,6 +60,24 @@ def rows_of(
     if output.normalize if normalize is None else normalize:
         values = normalized(values)
     return PositionVectors(values, positions)
+
+
+def comparable(
+    found: Gathered, names: Sequence[str], card: EmbeddingCard, role: str | None
+) -> Bundle:
+    """Return outputs of an input as similarity takes them.
+
+    They are as the model gives them, but of tokens those that the role leaves out, and length 1 if
+    the model sets it.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name in names:
+        if name == "tokens":
+            output = next(each for each in card.outputs if each.name == name)
+            arrays[name] = rows_of(found, output, card, role).values
+        else:
+            arrays |= parts_of(found.bundle, name)
+    return arrays
 
 
 def ids_of(prompt: Prompt) -> list[int | None]:

@@ -34,9 +34,21 @@ def in_prompts(request: PromptsRequest) -> list[Source]:
 
 
 async def inputs_of(
-    call: Call, incoming: ParsedRequest[Any], model: ServedModel, *, ranges: bool = False
+    call: Call,
+    incoming: ParsedRequest[Any],
+    model: ServedModel,
+    *,
+    ranges: bool = False,
+    role: str | None = None,
 ) -> Inputs:
-    """Return the inputs of a request; with `ranges`, texts tell the characters of each position.
+    """Return the inputs of a request.
+
+    Args:
+        call: the HTTP request.
+        incoming: the parsed request.
+        model: that it asks.
+        ranges: texts tell the characters of each position.
+        role: of texts, where the request names none.
 
     Raises:
         InvalidRequestError: none, several kinds at once, too many, or not valid for the model.
@@ -46,7 +58,9 @@ async def inputs_of(
     request: PromptsRequest = incoming.parsed.request
     renderer = await server.renderers.of(model.card)
     rows = await embeddings_of(call, incoming, model.card)
-    found = await server.run_prepared(incoming.size, _inputs, call, request, model, renderer, rows)
+    found = await server.run_prepared(
+        incoming.size, _inputs, call, request, model, renderer, rows, role
+    )
     return replace(found, ranges=True) if ranges and isinstance(found, TextInputs) else found
 
 
@@ -75,6 +89,7 @@ def _inputs(
     model: ServedModel,
     renderer: Renderer,
     embeddings: Embeddings,
+    role: str | None,
 ) -> Inputs:
     """Return the inputs of a request. CPU work."""
     cut = cut_of(call, request, model.max_len)
@@ -106,8 +121,8 @@ def _inputs(
             for rows in embeddings.prompts(source)
         ]
         check_count(call, len(found), "prompt_embeds")
-        return _prompts(found, cut, "prompt_embeds")
-    return _texts_or_ids(call, request, model, renderer, cut)
+        return prompt_inputs(found, cut, [f"prompt_embeds[{n}]" for n in range(len(found))])
+    return _texts_or_ids(call, request, model, renderer, cut, role)
 
 
 def _chats(
@@ -146,7 +161,12 @@ def _chats(
 
 
 def _texts_or_ids(
-    call: Call, request: PromptsRequest, model: ServedModel, renderer: Renderer, cut: Truncation
+    call: Call,
+    request: PromptsRequest,
+    model: ServedModel,
+    renderer: Renderer,
+    cut: Truncation,
+    role: str | None,
 ) -> Inputs:
     given = request.input
     if given is None or given in ("", []):
@@ -164,7 +184,7 @@ def _texts_or_ids(
                 f"{where} is an empty string, which has no embedding", param=where
             )
         card = embedding_card(model)
-        part = part_of(role_fields(request), card, model.name)
+        part = part_of(role_fields(request), card, model.name, role)
         return TextInputs(
             texts,
             renderer,
@@ -182,7 +202,8 @@ def _texts_or_ids(
         if not each:
             raise InvalidRequestError(f"{where} is empty", param=where)
         check_ids(each, model.card.vocab_size, where)
-    return _prompts([Prompt.of(Tokens(each)) for each in ids], cut, "input")
+    prompts = [Prompt.of(Tokens(each)) for each in ids]
+    return prompt_inputs(prompts, cut, [f"input[{index}]" for index in range(len(prompts))])
 
 
 def _id_lists(given: "Sequence[object]") -> list[list[int]]:
@@ -197,14 +218,18 @@ def _id_lists(given: "Sequence[object]") -> list[list[int]]:
     )
 
 
-def _prompts(prompts: list[Prompt], cut: Truncation, param: str) -> PromptInputs:
+def prompt_inputs(prompts: list[Prompt], cut: Truncation, params: Sequence[str]) -> PromptInputs:
+    """Return ids or rows, truncated, as inputs; `params` has the path of each in the request.
+
+    Raises `InvalidRequestError` for one that is empty, or longer than the model takes.
+    """
     lengths = list(map(len, prompts))
     if cut.keep is not None:
         prompts = [cut.cut(prompt) for prompt in prompts]
-    for index, prompt in enumerate(prompts):
-        cut.check(len(prompt), f"{param}[{index}]")
+    for prompt, param in zip(prompts, params, strict=True):
+        cut.check(len(prompt), param)
         if not len(prompt):
-            raise InvalidRequestError(f"{param}[{index}] has no positions", param=param)
+            raise InvalidRequestError(f"{param} has no positions", param=param.partition("[")[0])
     truncated = [len(prompt) < length for prompt, length in zip(prompts, lengths, strict=True)]
     return PromptInputs(prompts, truncated)
 

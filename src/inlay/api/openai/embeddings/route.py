@@ -29,7 +29,8 @@ from inlay.api.openai.embeddings.outputs import (
     rows_of,
 )
 from inlay.api.openai.embeddings.prompts import in_prompts, inputs_of, role_fields
-from inlay.api.openai.embeddings.roles import part_of
+from inlay.api.openai.embeddings.roles import DOCUMENT, part_of
+from inlay.api.openai.embeddings.stored import DocumentFiles, check_storable, stored_answer
 from inlay.api.openai.schema.embeddings import (
     ClassificationData,
     ClassificationRequest,
@@ -44,6 +45,7 @@ from inlay.http.server import JSON_HEADER, Call
 from inlay.messages.card import EmbeddingCard
 from inlay.messages.request import Task
 from inlay.router import ServedModel
+from inlay.store import NewVectors
 
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
 _pooling_decoder = msgspec.json.Decoder(PoolingRequest)
@@ -65,12 +67,15 @@ class EmbeddingsPlan(NamedTuple):
     Attributes:
         encoding: of the response.
         wanted: of the model.
-        make: makes the response of what the model gives, which is CPU work.
+        make: makes the response of what the model gives, or files that are stored in its place.
+            CPU work.
+        role: of texts, where the request names none.
     """
 
     encoding: Encoding
     wanted: Wanted
-    make: Callable[[Sequence[Gathered], About], EmbeddingAnswer]
+    make: Callable[[Sequence[Gathered], About], EmbeddingAnswer | list[NewVectors]]
+    role: str | None = None
 
 
 async def embeddings(call: Call) -> None:
@@ -127,21 +132,27 @@ async def answer_inputs(
     check_common(call, asked)
     id_ = answer_id(prefix, request.request_id)
     card = embedding_card(model)
-    encoding, wanted, make = plan(model, card)
+    encoding, wanted, make, role = plan(model, card)
     ranges = bool({"tokens", "token_labels"} & {*wanted.names})
-    inputs = await inputs_of(call, incoming, model, ranges=ranges)
+    inputs = await inputs_of(call, incoming, model, ranges=ranges, role=role)
     encoding.check_count(len(inputs))
     size = max(incoming.size, 4 * len(inputs) * card.size)
     del incoming
     found, usage = await gather(call, model, request, inputs, wanted)
     about = About(id_, int(time.time()), model.name, usage)
-    answer = await call.server.run_prepared(size, make, found, about)
+    made = await call.server.run_prepared(size, make, found, about)
+    if isinstance(made, EmbeddingAnswer):
+        answer = made
+    else:
+        answer = await stored_answer(call, made, found, about)
     await call.bytes(answer.body, answer.media, more=answer.headers)
 
 
 def _embeddings(
     request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard
 ) -> EmbeddingsPlan:
+    if request.store:
+        return _stored(request, model, card)
     encoding = Encoding.of(request)
     names = _names(request, model, encoding)
     shown = VectorForm.of(request, card, model.name) if "dense" in names else None
@@ -188,6 +199,14 @@ def _embeddings(
 def _role(request: PromptsRequest, model: ServedModel, card: EmbeddingCard) -> str | None:
     """Return the role of a request's texts, where the model treats roles differently."""
     return part_of(role_fields(request), card, model.name).role if card.roles else None
+
+
+def _stored(request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard) -> EmbeddingsPlan:
+    names = _names(request, model, Encoding())
+    check_storable(request, names, card)
+    role = part_of(role_fields(request), card, model.name, DOCUMENT).role or DOCUMENT
+    files = DocumentFiles(request, names, model, card, role)
+    return EmbeddingsPlan(Encoding(), files.wanted, files, role)
 
 
 def _names(request: EmbeddingRequest, model: ServedModel, encoding: Encoding) -> tuple[str, ...]:

@@ -5,11 +5,13 @@ Cross-encoders by their own scores, embedding models by the likeness of one of t
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from inlay.api.fields import answer_id, check_common
 from inlay.api.openai.embeddings.gathering import (
+    Gathered,
     Wanted,
     activated,
     check_count,
@@ -18,11 +20,14 @@ from inlay.api.openai.embeddings.gathering import (
     gather,
     stacked,
 )
-from inlay.api.openai.embeddings.inputs import Joined, PairInputs, TextInputs
+from inlay.api.openai.embeddings.inputs import Joined, PairInputs
 from inlay.api.openai.embeddings.prompts import cut_of
-from inlay.api.openai.embeddings.roles import DOCUMENT, QUERY, part_of
-from inlay.api.openai.embeddings.similarity import similarities
-from inlay.api.openai.schema.embeddings import (
+from inlay.api.openai.embeddings.roles import DOCUMENT, QUERY
+from inlay.api.openai.embeddings.sides import Item, Reading, Side, ToCompute, in_fields
+from inlay.api.openai.embeddings.similarity import compared_bytes, similarities
+from inlay.api.openai.embeddings.stored import stored_documents
+from inlay.api.openai.schema.embeddings import TextsUsage
+from inlay.api.openai.schema.scoring import (
     RankedDocument,
     RerankRequest,
     RerankResponse,
@@ -32,10 +37,12 @@ from inlay.api.openai.schema.embeddings import (
     ScoreRequest,
     ScoreResponse,
     ScoringRequest,
-    TextsUsage,
 )
 from inlay.base.errors import InvalidRequestError
-from inlay.http.parsed_request import read_json
+from inlay.embedding.cache import Bundle
+from inlay.http.bodies.embeds import Source
+from inlay.http.parsed_request import ParsedRequest, read_request
+from inlay.http.references import embeddings_of
 from inlay.http.server import Call
 from inlay.messages.request import Task
 from inlay.router import ServedModel
@@ -49,20 +56,20 @@ _SECOND = ("text_2", "documents", "items", "data_2")
 
 async def score(call: Call) -> None:
     """Answer with the similarity scores of pairs."""
-    request = await read_json(call, _score_decoder)
+    incoming = await read_request(call, _score_decoder, _in_score)
+    request = incoming.parsed.request
     check_common(call, request)
     id_ = answer_id("score-", request.request_id)
     model = call.server.model(request.model, Task.SCORE, Task.EMBED)
-    first, first_name = _side(request, _FIRST)
-    second, second_name = _side(request, _SECOND)
-    check_count(call, len(second), second_name)
-    if len(first) not in (1, len(second)):
+    first, second = _side(request, _FIRST), _side(request, _SECOND)
+    check_count(call, len(second.items), second.param)
+    if len(first.items) not in (1, len(second.items)):
         raise InvalidRequestError(
-            f"{first_name} has {len(first)} texts and {second_name} {len(second)}; give one, or "
-            "as many as there are on the other side",
-            param=first_name,
+            f"{first.param} has {len(first.items)} texts and {second.param} "
+            f"{len(second.items)}; give one, or as many as there are on the other side",
+            param=first.param,
         )
-    scores, usage = await _scores(call, model, request, first, second, (first_name, second_name))
+    scores, usage = await _scores(call, model, incoming, first, second)
     data = [ScoreData(index=index, score=each) for index, each in enumerate(scores)]
     await call.json(
         ScoreResponse(id=id_, created=int(time.time()), model=model.name, data=data, usage=usage)
@@ -71,26 +78,22 @@ async def score(call: Call) -> None:
 
 async def rerank(call: Call) -> None:
     """Answer with documents ranked by relevance to a query."""
-    request = await read_json(call, _rerank_decoder)
+    incoming = await read_request(call, _rerank_decoder, _in_rerank)
+    request = incoming.parsed.request
     check_common(call, request)
     id_ = answer_id("score-", request.request_id)
     model = call.server.model(request.model, Task.SCORE, Task.EMBED)
-    given = [request.documents] if isinstance(request.documents, str) else request.documents
-    documents = [each if isinstance(each, str) else each.text for each in given]
     if request.top_n is not None and request.top_n < 0:
         raise InvalidRequestError(f"top_n must be 0 or more, got {request.top_n}", param="top_n")
-    _check_texts([request.query], "query")
-    _check_texts(documents, "documents")
-    check_count(call, len(documents), "documents")
-    scores, used = await _scores(
-        call, model, request, [request.query], documents, ("query", "documents")
-    )
+    query, documents = Side.of(request.query, "query"), Side.of(request.documents, "documents")
+    check_count(call, len(documents.items), "documents")
+    scores, used = await _scores(call, model, incoming, query, documents)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
     shows = request.return_documents is not False
     results = [
         RerankResult(
             index=index,
-            document=RankedDocument(documents[index]) if shows else msgspec.UNSET,
+            document=_ranked(documents.items[index]) if shows else msgspec.UNSET,
             relevance_score=scores[index],
         )
         for index in best
@@ -99,84 +102,115 @@ async def rerank(call: Call) -> None:
     await call.json(RerankResponse(id=id_, model=model.name, usage=usage, results=results))
 
 
-def _side(request: ScoreRequest, names: Sequence[str]) -> tuple[list[str], str]:
-    """Return the texts of one side of a score request, and the field they came in."""
+def _ranked(item: Item) -> RankedDocument:
+    if isinstance(item, str):
+        return RankedDocument(item)
+    return RankedDocument(None, ref=msgspec.UNSET if item.ref is None else item.ref)
+
+
+def _in_score(request: ScoreRequest) -> list[Source]:
+    return in_fields(request, *_FIRST, *_SECOND)
+
+
+def _in_rerank(request: RerankRequest) -> list[Source]:
+    return in_fields(request, "query", "documents")
+
+
+def _side(request: ScoreRequest, names: Sequence[str]) -> Side:
+    """Return the side whose field of `names` is given.
+
+    Raises `InvalidRequestError` for none or several of them, and as `Side.of`.
+    """
     given = [name for name in names if getattr(request, name) is not None]
     if len(given) != 1:
         raise InvalidRequestError(
             f"give exactly one of {', '.join(names)}, got {' and '.join(given) or 'none'}",
             param=names[0],
         )
-    texts: str | list[str] = getattr(request, given[0])
-    texts = [texts] if isinstance(texts, str) else texts
-    _check_texts(texts, given[0])
-    return texts, given[0]
-
-
-def _check_texts(texts: Sequence[str], param: str) -> None:
-    if not texts:
-        raise InvalidRequestError(f"{param} must not be empty", param=param)
-    if "" in texts:
-        raise InvalidRequestError(f"{param} holds an empty string, which has no score", param=param)
+    return Side.of(getattr(request, given[0]), given[0])
 
 
 async def _scores(
-    call: Call,
-    model: ServedModel,
-    request: ScoringRequest,
-    first: list[str],
-    second: list[str],
-    params: tuple[str, str],
+    call: Call, model: ServedModel, incoming: ParsedRequest[Any], first: Side, second: Side
 ) -> tuple[list[float], TextsUsage]:
-    """Return the score of each text in `second` with its partner in `first`; one may serve all.
+    """Return the score of each item in `second` with its partner in `first`; one may serve all.
 
-    Raises `InvalidRequestError` for texts, and fields, that the model does not take.
+    Raises `InlayError` for items, and fields, that the model does not take.
     """
-    server = call.server
     card = embedding_card(model)
-    scores_pairs = Task.SCORE in model.card.tasks
-    if scores_pairs and card.size != 1:
+    if Task.SCORE not in model.card.tasks:
+        return await _similarities(call, model, incoming, first, second)
+    if card.size != 1:
         raise InvalidRequestError(
             f"the model `{model.name}` has {card.size} labels for a pair, and a score is one "
             "number: ask /classify",
             param="model",
         )
-    renderer = await server.renderers.of(model.card)
-    cut = cut_of(call, request, model.max_len)
-    clips = _clips(request, model.max_len)
-    if scores_pairs:
-        _check_pairs(request, model)
-        partners = first * len(second) if len(first) == 1 else first
-        pairs = PairInputs(
-            list(zip(partners, second, strict=True)), renderer, cut, params[1], clips
-        )
-        gathered, usage = await gather(call, model, request, pairs, Wanted(("labels",), 0))
-        logits = stacked(gathered, "labels")
-        scores: list[float] = activated(logits, card.activation, request.use_activation)[
-            :, 0
-        ].tolist()
-        return scores, usage
+    request: ScoringRequest = incoming.parsed.request
+    _check_pairs(request, model)
+    queries, documents = first.texts(model.name), second.texts(model.name)
+    pairs = PairInputs(
+        list(
+            zip(queries * len(documents) if len(queries) == 1 else queries, documents, strict=True)
+        ),
+        await call.server.renderers.of(model.card),
+        cut_of(call, request, model.max_len),
+        second.param,
+        _clips(request, model.max_len),
+    )
+    gathered, usage = await gather(call, model, request, pairs, Wanted(("labels",), 0))
+    logits = stacked(gathered, "labels")
+    scores: list[float] = activated(logits, card.activation, request.use_activation)[:, 0].tolist()
+    return scores, usage
+
+
+async def _similarities(
+    call: Call, model: ServedModel, incoming: ParsedRequest[Any], first: Side, second: Side
+) -> tuple[list[float], TextsUsage]:
+    """As `_scores`, by vectors. What is not stored is computed together."""
+    server, card = call.server, embedding_card(model)
+    request: ScoringRequest = incoming.parsed.request
     name = request.output or first_output(model)
-    sides = []
-    for texts, param, clip, role in zip((first, second), params, clips, _ROLES, strict=True):
-        field = f"{role}_prompt_name"
-        part = part_of({field: getattr(request, field)}, card, model.name, role)
-        sides.append(
-            TextInputs(
-                texts,
-                renderer,
-                cut,
-                prefixes=(part.prefix,),
-                lower_case=card.lower_case,
-                params=tuple(f"{param}[{n}]" for n in range(len(texts))),
-                clips=[clip] * len(texts) if clip else (),
-                form=card.roles.get(role),
-            )
+    stored = [
+        await stored_documents(call, side.refs, model, name, role)
+        for side, role in zip((first, second), _ROLES, strict=True)
+    ]
+    reading = Reading(
+        model,
+        await server.renderers.of(model.card),
+        cut_of(call, request, model.max_len),
+        await embeddings_of(call, incoming, model.card),
+    )
+    clips = _clips(request, model.max_len)
+
+    def read() -> list[ToCompute]:
+        return [
+            reading.inputs(side, role, getattr(request, f"{role}_prompt_name"), clip)
+            for side, role, clip in zip((first, second), _ROLES, clips, strict=True)
+        ]
+
+    sides = await server.run_prepared(incoming.size, read)
+    inputs = Joined([each for side in sides for each in side.inputs])
+    gathered: list[Gathered] = []
+    usage = TextsUsage(0, 0)
+    if len(inputs):
+        gathered, usage = await gather(call, model, request, inputs, Wanted((name,), 0))
+    output = next((each for each in card.outputs if each.name == name), None)
+
+    def bundles() -> tuple[list[Bundle], list[Bundle]]:
+        parts = gathered[: len(sides[0])], gathered[len(sides[0]) :]
+        asked, found = (
+            side.bundles(part, own, name, card)
+            for side, part, own in zip(sides, parts, stored, strict=True)
         )
-    gathered, usage = await gather(call, model, request, Joined(sides), Wanted((name,), 0))
-    positions = sum(len(each.piece.prompt) for each in gathered)
+        return asked, found
+
+    size = 4 * sum(len(each.piece.prompt) for each in gathered)
+    asked, found = await server.run_prepared(size, bundles)
+    more = compared_bytes(asked, found, name)
+    call.reservation.grow(more)
     scores = await server.run_prepared(
-        4 * positions, similarities, gathered[: len(first)], gathered[len(first) :], name, card
+        size + more, similarities, asked, found, name, mean=output is not None and output.mean
     )
     return scores, usage
 

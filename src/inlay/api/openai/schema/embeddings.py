@@ -1,4 +1,4 @@
-"""Types of `/v1/embeddings`, `/pooling`, `/classify`, `/v1/score` and `/v1/rerank`."""
+"""Types of `/v1/embeddings`, `/pooling` and `/classify`."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -173,6 +173,9 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
             is in `embedding`, "sparse", "tokens" and "token_labels" are in fields of their names.
             The model's first when absent.
         max_active: weights that are kept of a sparse vector, the largest; all when absent.
+        store: keep the outputs of each input, in `embed_dtype`, and answer with its `ref` in their
+            place, for /v1/rerank and /v1/score. The role is "document" when absent. False when
+            absent.
     """
 
     dimensions: Annotated[int | None, example(256)] = None
@@ -184,6 +187,7 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
     max_active: Annotated[Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None, example(256)] = (
         None
     )
+    store: bool | None = None
 
     task: Unserved = None
 
@@ -218,7 +222,7 @@ class TextsUsage(msgspec.Struct, frozen=True):
     completion_tokens_details: None = None
 
 
-class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+class TextsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of the answers that have an element for each input."""
 
     id: Annotated[str, field("id of this answer.", "embd-5d0f")]
@@ -279,6 +283,9 @@ class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         sparse: sparse vector.
         tokens: vectors of positions.
         token_labels: classes of positions.
+        ref: id of the stored outputs, with `store`; `embedding` is empty then.
+        num_vectors: vectors that are stored: 1 unless they are of tokens.
+        expires_at: Unix time at which they expire unless they are used before; null while pinned.
         input_tokens: positions that were computed.
         truncated: a part of the input was cut off.
     """
@@ -290,11 +297,14 @@ class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     sparse: SparseVector | None = None
     tokens: TokenVectors | None = None
     token_labels: list[TokenLabel] | None = None
+    ref: Annotated[str | None, example("pv-...")] = None
+    num_vectors: Annotated[int | None, example(177)] = None
+    expires_at: Annotated[int | None, example(1764000000)] = None
     input_tokens: Annotated[int, example(4)]
     truncated: Annotated[bool, example(False)]
 
 
-class EmbeddingResponse(_Answer, frozen=True, kw_only=True):
+class EmbeddingResponse(TextsAnswer, frozen=True, kw_only=True):
     """The response of `/v1/embeddings`."""
 
     data: Annotated[list[EmbeddingData], field("the entries.")]
@@ -322,7 +332,7 @@ class PoolingData(msgspec.Struct, frozen=True, kw_only=True):
     truncated: Annotated[bool, field("a part of the input was cut off.", False)]
 
 
-class PoolingResponse(_Answer, frozen=True, kw_only=True):
+class PoolingResponse(TextsAnswer, frozen=True, kw_only=True):
     """The response of `/pooling`."""
 
     id: Annotated[str, field("id of this answer.", "pooling-5d0f")]
@@ -339,136 +349,9 @@ class ClassificationData(msgspec.Struct, frozen=True, kw_only=True):
     num_classes: Annotated[int, field("number of classes.", 2)]
 
 
-class ClassificationResponse(_Answer, frozen=True, kw_only=True):
+class ClassificationResponse(TextsAnswer, frozen=True, kw_only=True):
     """The response of `/classify`."""
 
     id: Annotated[str, field("id of this answer.", "classify-5d0f")]
     data: Annotated[list[ClassificationData], field("the entries.")]
     usage: Annotated[TextsUsage, field("Positions and tokens of this answer.")]
-
-
-class ScoringRequest(TextsRequest, kw_only=True):
-    """Fields of `/v1/score` and `/v1/rerank`.
-
-    Attributes:
-        max_tokens_per_query: first tokens of a query that are kept, special tokens not counted,
-            fewer than the model's limit; 0 or absent for all.
-        max_tokens_per_doc: first tokens of a document that are kept, special tokens not counted,
-            fewer than the model's limit; 0 or absent for all.
-        use_activation: apply a cross-encoder's activation to its logit; true when absent. Scores of
-            embedding models are cosines either way.
-        query_prompt_name: name of the embedding model's prompt before each text of the first side;
-            when absent "query", or else its default prompt.
-        document_prompt_name: the same of the second side; when absent the first of "document",
-            "passage" and "corpus", or else the default prompt.
-        output: of an embedding model, the output that is compared: "dense" by cosine, "sparse" by
-            dot product, "tokens" by MaxSim; the model's first when absent.
-    """
-
-    max_tokens_per_query: Annotated[int | None, example(64)] = None
-    max_tokens_per_doc: Annotated[int | None, example(512)] = None
-    query_prompt_name: Annotated[str | None, example("query")] = None
-    document_prompt_name: Annotated[str | None, example("passage")] = None
-    output: Literal["dense", "sparse", "tokens"] | None = None
-
-    chat_template_kwargs: Unserved = None
-    instruction: Unserved = None
-
-
-class ScoreRequest(ScoringRequest, kw_only=True):
-    """A request to `/v1/score`: one text against many, or texts pair by pair.
-
-    Each side has several names, as in vLLM.
-
-    Attributes:
-        text_1: the first side: one text, or as many as the second side has. Exactly one of
-            `text_1`, `queries`, `data_1`.
-        text_2: the second side: a text, or texts. Exactly one of `text_2`, `documents`, `items`,
-            `data_2`.
-        queries: the first side under another name.
-        data_1: the first side under another name.
-        documents: the second side under another name.
-        items: the second side under another name.
-        data_2: the second side under another name.
-    """
-
-    text_1: Annotated[str | list[str] | None, example("a fox")] = None
-    queries: Annotated[str | list[str] | None, example("a fox")] = None
-    data_1: Annotated[str | list[str] | None, example("a fox")] = None
-    text_2: Annotated[str | list[str] | None, example(["a stone", "an animal"])] = None
-    documents: Annotated[str | list[str] | None, example(["a stone", "an animal"])] = None
-    items: Annotated[str | list[str] | None, example(["a stone", "an animal"])] = None
-    data_2: Annotated[str | list[str] | None, example(["a stone", "an animal"])] = None
-
-
-class ScoreData(msgspec.Struct, frozen=True, kw_only=True):
-    """The score of one pair."""
-
-    index: ListIndex
-    object: Literal["score"] = "score"
-    score: Annotated[float, field("score of the pair.", 0.93)]
-
-
-class ScoreResponse(_Answer, frozen=True, kw_only=True):
-    """The response of `/v1/score`."""
-
-    id: Annotated[str, field("id of this answer.", "score-5d0f")]
-    data: Annotated[list[ScoreData], field("the entries.")]
-    usage: Annotated[TextsUsage, field("Positions and tokens of this answer.")]
-
-
-class Document(msgspec.Struct, frozen=True):
-    """A document to be ranked.
-
-    Attributes:
-        text: the document.
-    """
-
-    text: Annotated[str, example("a red fox")]
-
-
-class RankedDocument(msgspec.Struct, frozen=True):
-    """A document that was ranked; vLLM shows media under `multi_modal`."""
-
-    text: Annotated[str, field("the document.", "an animal")]
-    multi_modal: None = None
-
-
-class RerankRequest(ScoringRequest, kw_only=True):
-    """A request to `/v1/rerank`, as Jina, Cohere and vLLM take it.
-
-    Attributes:
-        query: text that the documents are ranked against.
-        documents: texts, or objects with `text`; or one text.
-        top_n: maximum number of results; 0 or absent for all.
-        return_documents: include each result's document (true when absent).
-    """
-
-    query: Annotated[str, example("a fox")]
-    documents: Annotated[str | list[str | Document], example(["a stone", "an animal"])]
-    top_n: Annotated[int | None, example(1)] = None
-    return_documents: bool | None = None
-
-
-class RerankResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Relevance score of one document; `index` is its place in the request."""
-
-    index: Annotated[int, field("place of the document in the request, from 0.", 0)]
-    document: Annotated[RankedDocument | msgspec.UnsetType, field("the document.")] = msgspec.UNSET
-    relevance_score: Annotated[float, field("score of the document.", 0.93)]
-
-
-class RerankUsage(msgspec.Struct, frozen=True):
-    """Positions of all pairs."""
-
-    prompt_tokens: PromptTokens
-    total_tokens: TotalTokens
-
-
-class RerankResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The response of `/v1/rerank`, the best result first."""
-
-    id: Annotated[str, field("id of this answer.", "score-5d0f")]
-    model: ModelName
-    usage: Annotated[RerankUsage, field("Positions and tokens of this answer.")]
-    results: Annotated[list[RerankResult], field("documents, the best first.")]

@@ -1,4 +1,4 @@
-"""Types of `/v1/prompt_embeds`: embeddings and images uploaded once and used by reference."""
+"""Types of `/v1/prompt_embeds`: contents that are kept and used by reference."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -78,8 +78,29 @@ class StoredImage(msgspec.Struct, frozen=True, kw_only=True, tag_field="object",
     pinned: Annotated[bool, field("True if it does not expire.", False)]
 
 
-Stored: TypeAlias = PromptEmbeds | StoredImage
-"""A stored prompt."""
+class StoredVectors(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="vectors"):
+    """Stored vectors of a document.
+
+    Attributes:
+        id: id for `{"ref": id}` in a rerank or a score.
+        num_vectors: vectors of its largest output: 1 unless they are of tokens.
+        size: elements of each.
+        dtype: dtype of the vectors.
+        bytes: size of the file.
+        expires_at: Unix time at which it expires unless it is used before; null while pinned.
+    """
+
+    id: Annotated[str, example("pv-5d0f")]
+    num_vectors: Annotated[int, example(177)]
+    size: Annotated[int, example(128)]
+    dtype: Annotated[str, example("float32")]
+    bytes: Annotated[int, example(90880)]
+    expires_at: Annotated[int | None, example(1764000000)]
+    pinned: Annotated[bool, field("True if it does not expire.", False)]
+
+
+Stored: TypeAlias = PromptEmbeds | StoredImage | StoredVectors
+"""A stored content."""
 
 
 class PromptEmbedsDeleted(msgspec.Struct, frozen=True, kw_only=True):
