@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import inlay
-from inlay.api.app import NOTES, routes
+from inlay.api.app import refused, routes
 from inlay.http import openapi
 from inlay.http.openapi import Operation
 
@@ -26,7 +26,7 @@ Made from the types that the server parses requests with, by `make reference`. R
 def reference() -> str:
     """Return the page: routes, fields of several, fields of each, and those that are refused."""
     operations = [operation for operation, _ in routes()]
-    types = openapi.describe(operations, inlay.__version__, NOTES, "")["components"]["schemas"]
+    types = openapi.describe(operations, inlay.__version__, refused)["components"]["schemas"]
     paths: dict[str, list[str]] = {}
     for operation in operations:
         if isinstance(operation.request, type):

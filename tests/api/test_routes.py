@@ -10,10 +10,9 @@ import pytest
 
 import inlay
 from inlay.api.app import routes
-from inlay.api.examples import EXAMPLES
 from inlay.api.generation import messages
 from inlay.api.openai.responses import input as responses
-from inlay.http.openapi import struct_types
+from inlay.http.openapi import Operation, struct_types
 from tests.equality.reference import tokenizer_of
 from tests.live import Fleet
 from tests.payloads import TEXT, constant, error, post
@@ -237,12 +236,12 @@ def test_every_field_of_an_answer_that_holds_a_value_has_an_example_of_its_type(
     assert bare == []
 
 
-@pytest.mark.extensions("stages")
-@pytest.mark.parametrize("path", sorted(EXAMPLES))
-def test_examples_of_requests_are_what_the_route_reads(path: str) -> None:
-    (kind,) = [each.request for each, _ in routes() if (each.method, each.path) == ("POST", path)]
-    for example in EXAMPLES[path].values():
-        msgspec.json.decode(msgspec.json.encode(example), type=kind)
+@pytest.mark.parametrize(
+    "route", [each for each, _ in routes() if each.examples], ids=lambda route: route.path
+)
+def test_examples_of_requests_are_what_the_route_reads(route: Operation) -> None:
+    for example in route.examples.values():
+        msgspec.json.decode(msgspec.json.encode(example), type=route.request)
 
 
 @pytest.mark.parametrize("path", ["/start", "/docs"])

@@ -7,7 +7,7 @@ import pytest
 
 from inlay.base.errors import EngineError
 from inlay.http import App, FrontendSettings
-from inlay.http.openapi import Notes, Operation
+from inlay.http.openapi import Operation
 from inlay.http.serve import serve
 from inlay.http.server import Call, Server
 from inlay.messages.digest import Secret
@@ -25,7 +25,11 @@ async def breaking(call: Call) -> None:
 async def test_the_connection_of_an_answer_that_fails_in_its_middle_ends_without_its_end() -> None:
     settings = FrontendSettings(port=0)
     server = Server(Router(LocalPlane([])), settings, Secret(bytes(32)))
-    app = App(server, ((Operation("GET", "/piece", "A piece.", open=True), breaking),), Notes())
+    app = App(
+        server,
+        ((Operation("GET", "/piece", "A piece.", open=True), breaking),),
+        lambda _, name: name,
+    )
     stop = asyncio.Event()
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(app, settings, on_started=url.set_result, stop=stop))

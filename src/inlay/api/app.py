@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from inlay.api import parameters
+from inlay.api import examples, parameters
 from inlay.api.admin import adapters, fleet
 from inlay.api.admin import workers as admin
 from inlay.api.admin.fleet import WorkerList
@@ -28,7 +28,6 @@ from inlay.api.anthropic.schema import (
     ModelPage,
     TokenCount,
 )
-from inlay.api.examples import EXAMPLES
 from inlay.api.listed import by_version
 from inlay.api.openai import lookup, models, tokenize, uploads
 from inlay.api.openai.chat.route import chat_completions
@@ -81,6 +80,7 @@ from inlay.api.openai.schema.transcriptions import (
 )
 from inlay.api.openai.transcriptions.route import transcriptions, translations
 from inlay.api.schema.chat import ChatRequest
+from inlay.api.schema.described import CHAT, QUESTION
 from inlay.api.schema.unserved import reason_for
 from inlay.extension import merged, parts
 from inlay.http import info, pages
@@ -88,7 +88,7 @@ from inlay.http.app import App, Routes
 from inlay.http.frontend_part import FrontendAccess, OpenShared
 from inlay.http.info import Status, Version
 from inlay.http.metrics.engine_health import Health
-from inlay.http.openapi import Notes, Operation
+from inlay.http.openapi import Operation
 from inlay.http.server import IMAGES, OCTETS, Server
 from inlay.http.settings import FrontendSettings
 from inlay.messages.digest import Secret
@@ -97,12 +97,12 @@ from inlay.store import PromptStore, StoredPrompts
 from inlay.store.settings import BatchSettings, ResponseSettings
 from inlay.telemetry import Tracing
 
-NOTES = Notes(lambda kind, name: reason_for(kind, name).text, EXAMPLES)
 _ANSWERS: Routes = (
     (
         Operation(
             "POST", "/v1/completions", "Continue a prompt of text, ids, embeddings or a mixture.",
             CompletionRequest, Completion, CompletionChunk, parameters.GENERATION, multipart=True,
+            examples=examples.COMPLETIONS,
         ),
         completions,
     ),
@@ -110,6 +110,7 @@ _ANSWERS: Routes = (
         Operation(
             "POST", "/v1/chat/completions", "Answer a chat whose messages may hold embeddings.",
             ChatRequest, ChatCompletion, ChatChunk, parameters.GENERATION, multipart=True,
+            examples=examples.CHATS,
         ),
         chat_completions,
     ),
@@ -117,6 +118,7 @@ _ANSWERS: Routes = (
         Operation(
             "POST", "/v1/responses", "Answer items, which may hold embeddings.",
             ResponsesRequest, Response, StreamEvent, parameters.GENERATION, multipart=True,
+            examples={"question": {"input": QUESTION}},
         ),
         create_response,
     ),
@@ -124,6 +126,7 @@ _ANSWERS: Routes = (
         Operation(
             "POST", "/v1/decisions", "Probabilities of the options of questions about one state.",
             DecisionRequest, Decision, parameters=parameters.GENERATION, multipart=True,
+            examples=examples.DECISIONS,
         ),
         decisions,
     ),
@@ -131,7 +134,7 @@ _ANSWERS: Routes = (
         Operation(
             "POST", "/v1/messages", "Answer messages in Anthropic's form. Stateless.",
             MessagesRequest, Message, Event, (parameters.VERSION, *parameters.GENERATION),
-            multipart=True, errors=ANTHROPIC,
+            multipart=True, errors=ANTHROPIC, examples=examples.MESSAGES,
         ),
         messages,
     ),
@@ -139,14 +142,14 @@ _ANSWERS: Routes = (
         Operation(
             "POST", "/v1/messages/count_tokens", "Number of positions of a prompt of messages.",
             MessagesInput, TokenCount, parameters=(parameters.VERSION,), multipart=True,
-            errors=ANTHROPIC,
+            errors=ANTHROPIC, examples={"question": {"messages": CHAT}},
         ),
         count_tokens,
     ),
     (
         Operation(
             "POST", "/v1/embeddings", "Embeddings of texts, ids, chats or prompt_embeds.",
-            EmbeddingRequest, EmbeddingResponse, multipart=True,
+            EmbeddingRequest, EmbeddingResponse, multipart=True, examples=examples.EMBEDDINGS,
         ),
         embeddings,
     ),
@@ -171,10 +174,10 @@ _ANSWERS: Routes = (
         response=Transcription,
         answers=("text/plain",)), translations),
     (Operation("POST", "/v1/score", "Similarity scores of pairs of texts.",
-        ScoreRequest, ScoreResponse), score),
+        ScoreRequest, ScoreResponse, examples=examples.SCORES), score),
     (Operation("POST", "/score", "As /v1/score.", ScoreRequest, ScoreResponse), score),
     (Operation("POST", "/v1/rerank", "Documents ranked by relevance to a query.",
-        RerankRequest, RerankResponse), rerank),
+        RerankRequest, RerankResponse, examples=examples.RERANK), rerank),
     (Operation("POST", "/v2/rerank", "As /v1/rerank, at the path of Cohere's clients.",
         RerankRequest, RerankResponse), rerank),
     (Operation("POST", "/rerank", "As /v1/rerank.", RerankRequest, RerankResponse), rerank),
@@ -183,7 +186,7 @@ _ANSWERS: Routes = (
 )  # fmt: skip
 _REST: Routes = (
     (Operation("POST", "/v1/encode", "Rows of images and audio, which a chat takes as embeddings.",
-        EncodeRequest, EncodeResponse), encode),
+        EncodeRequest, EncodeResponse, examples={"picture": {"input": examples.PIXEL}}), encode),
     (
         Operation(
             "POST", "/v1/prompt_embeds", "Store embeddings or an image: a file, or JSON.",
@@ -194,7 +197,7 @@ _REST: Routes = (
     ),
     (
         Operation("POST", "/v1/prompt_embeds/encode", "Store the embeddings of a text or a chat.",
-            EncodePromptRequest, PromptEmbeds),
+            EncodePromptRequest, PromptEmbeds, examples={"text": {"prompt": QUESTION}}),
         lookup.encode_prompt,
     ),
     (
@@ -218,9 +221,11 @@ _REST: Routes = (
         parameters=(parameters.MODEL_NAME, parameters.ASKS_ANTHROPIC), otherwise=ModelInfo),
         by_version(models.one_model, anthropic_models.one_model)),
     (Operation("POST", "/tokenize", "Token ids of a text or a chat.",
-        TokenizeRequest, TokenizeResponse), tokenize.tokenize),
+        TokenizeRequest, TokenizeResponse,
+        examples={"text": {"prompt": QUESTION, "return_token_strs": True}}), tokenize.tokenize),
     (Operation("POST", "/detokenize", "Text of token ids.",
-        DetokenizeRequest, DetokenizeResponse), tokenize.detokenize),
+        DetokenizeRequest, DetokenizeResponse, examples={"ids": {"tokens": [1, 2, 3]}}),
+        tokenize.detokenize),
     (Operation("GET", "/workers", "State and load of each worker, and what waits.",
         None, WorkerList, admin=True), fleet.list_workers),
     (
@@ -306,6 +311,11 @@ _REST: Routes = (
 )  # fmt: skip
 
 
+def refused(kind: type, name: str) -> str:
+    """Return the reason why a field of a type of requests is refused."""
+    return reason_for(kind, name).text
+
+
 def routes() -> Routes:
     """Return all routes, with those of extensions.
 
@@ -361,4 +371,4 @@ def build_app(
         part = make(access)
         if part is not None:
             server.parts[name] = part
-    return App(server, served, NOTES)
+    return App(server, served, refused)

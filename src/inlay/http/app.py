@@ -37,7 +37,7 @@ from inlay.http.errors import (
     error_json,
     internal_error,
 )
-from inlay.http.openapi import Notes, Operation
+from inlay.http.openapi import Operation, Refused
 from inlay.http.request_log import begin_span, log_request
 from inlay.http.server import Call, Server, preparing_for
 
@@ -123,10 +123,10 @@ def _paths(routes: Routes) -> list[Route]:
     ]
 
 
-def _document(routes: Routes, notes: Notes, root_path: str) -> bytes:
+def _document(routes: Routes, refused: Refused, root_path: str) -> bytes:
     """Return the OpenAPI document of `routes`."""
     operations = (*(operation for operation, _ in routes), _DESCRIPTION)
-    return msgspec.json.encode(openapi.describe(operations, inlay.__version__, notes, root_path))
+    return msgspec.json.encode(openapi.describe(operations, inlay.__version__, refused, root_path))
 
 
 class App:
@@ -138,9 +138,9 @@ class App:
         server: state that its endpoints share.
     """
 
-    def __init__(self, server: Server, routes: Routes, notes: Notes) -> None:
+    def __init__(self, server: Server, routes: Routes, refused: Refused) -> None:
         self.server = server
-        self._document = cache(partial(_document, routes, notes, server.settings.root_path))
+        self._document = cache(partial(_document, routes, refused, server.settings.root_path))
         origins = server.settings.allowed_origins
         self._cors = Cors(origins) if origins else None
         self._paths = _paths((*routes, (_DESCRIPTION, self._openapi)))

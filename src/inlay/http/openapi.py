@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,9 @@ from inlay.messages.fields import fields_of
 
 _REF = "#/components/schemas/{name}"
 
+Refused: TypeAlias = Callable[[type, str], str]
+"""Returns the reason why a field of a type of requests is refused."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -24,16 +27,16 @@ class Parameter:
     Attributes:
         name: as it is written in a request.
         text: its meaning.
-        schema: type, bounds and default, as JSON Schema.
         example: a value.
+        schema: type, bounds and default, as JSON Schema.
         place: where it stands.
         required: the route cannot do without it.
     """
 
     name: str
     text: str
-    schema: Mapping[str, Any]
     example: Any
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
     place: Literal["query", "path", "header"] = "query"
     required: bool = False
 
@@ -52,15 +55,14 @@ class Parameter:
 _REQUEST_ID = Parameter(
     "X-Request-Id",
     "id of the request, of 1 to 128 visible characters; drawn when absent. It comes back.",
-    {"type": "string"},
     "my-request-1",
-    "header",
+    place="header",
 )
 _TIMEOUT = Parameter(
     "X-Request-Timeout",
     "seconds that the request may take in all; the server's own bound holds too.",
-    {"type": "number", "exclusiveMinimum": 0},
     30,
+    {"type": "number", "exclusiveMinimum": 0},
     "header",
 )
 
@@ -84,6 +86,7 @@ class Operation:
         open: no API key is required.
         admin: for admins only.
         errors: form of its errors.
+        examples: bodies to try, by a description of a few words.
     """
 
     method: str
@@ -100,6 +103,7 @@ class Operation:
     open: bool = False
     admin: bool = False
     errors: ErrorForm = OPENAI
+    examples: Mapping[str, Any] = field(default_factory=dict)
 
     def all_parameters(self) -> Iterator[Parameter]:
         """Yield its own parameters and the headers that other routes read too."""
@@ -108,19 +112,6 @@ class Operation:
             yield _REQUEST_ID
             if self.method != "GET" and not self.admin:
                 yield _TIMEOUT
-
-
-@dataclass(frozen=True, slots=True)
-class Notes:
-    """Descriptions that types do not hold.
-
-    Attributes:
-        refused: returns the reason why a field of a request is refused.
-        examples: bodies to try, by route and by a description of a few words.
-    """
-
-    refused: Callable[[type, str], str] = lambda _, name: name
-    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 _FIELD = re.compile(r" {4}(\w+): (.*)")
@@ -181,13 +172,11 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 _FILE = {"type": "string", "format": "binary"}
 
 
-def _bodies(
-    operation: Operation, schema: dict[str, Any], examples: Mapping[str, Any]
-) -> dict[str, Any]:
+def _bodies(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
     content = _json(schema)
-    if examples:
+    if operation.examples:
         content["application/json"]["examples"] = {
-            name: {"value": value} for name, value in examples.items()
+            name: {"value": value} for name, value in operation.examples.items()
         }
     if operation.multipart:
         form = {"type": "object", "properties": {"request": schema}, "required": ["request"]}
@@ -219,7 +208,7 @@ def _explain(
     components: Mapping[str, dict[str, Any]],
     kinds: Mapping[str, type],
     requests: Iterable[type],
-    refused: Callable[[type, str], str],
+    refused: Refused,
 ) -> None:
     """Write descriptions of types and fields into their schemas, and examples of fields.
 
@@ -228,7 +217,7 @@ def _explain(
         kinds: types by the same names.
         requests: types of bodies. A field means in one what it means in the others, so that it is
             described once.
-        refused: as of `Notes`.
+        refused: returns the reason why a field of a request is refused.
     """
     asked = set(struct_types(requests).values())
     shared: dict[str, str] = {}
@@ -272,27 +261,21 @@ def _example(schema: Mapping[str, Any]) -> Any:
 
 
 def describe(
-    operations: Iterable[Operation], version: str, notes: Notes, root_path: str = ""
+    operations: Iterable[Operation], version: str, refused: Refused, root_path: str = ""
 ) -> dict[str, Any]:
     """Return an OpenAPI 3.1 document of `operations`, which clients see below `root_path`."""
     listed = tuple(operations)
     types = {
         kind
-        for operation in listed
-        for kind in (
-            operation.request,
-            operation.response,
-            operation.event,
-            operation.otherwise,
-            operation.errors.type,
-        )
+        for each in listed
+        for kind in (each.request, each.response, each.event, each.otherwise, each.errors.type)
         if kind is not None
     }
     ordered = sorted(types, key=str)
     found, components = msgspec.json.schema_components(ordered, ref_template=_REF)
     schemas = dict(zip(ordered, found, strict=True))
     requests = dict.fromkeys(each.request for each in listed if each.request is not None)
-    _explain(components, struct_types(ordered), requests, notes.refused)
+    _explain(components, struct_types(ordered), requests, refused)
     paths: dict[str, dict[str, Any]] = {}
     for operation in listed:
         entry: dict[str, Any] = {
@@ -302,11 +285,7 @@ def describe(
         if operation.request is not None:
             entry["requestBody"] = {
                 "required": True,
-                "content": _bodies(
-                    operation,
-                    schemas[operation.request],
-                    notes.examples.get(operation.path, {}),
-                ),
+                "content": _bodies(operation, schemas[operation.request]),
             }
         parameters = [one.described() for one in operation.all_parameters()]
         if parameters:

@@ -9,7 +9,7 @@ from inlay.base.errors import InvalidRequestError
 from inlay.http.parsed_request import read_json
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
-from inlay_batches.api.pages import batches_of, page_of
+from inlay_batches.api.pages import batches_of, records_page
 from inlay_batches.api.schema import (
     Batch,
     BatchError,
@@ -103,7 +103,7 @@ async def list_batches(call: Call) -> None:
     batches = batches_of(call)
     found = await batches.files.all_of(batches.owner(call.caller.tenant.id))
     records = [record for record in found if isinstance(record, BatchRecord)]
-    page, more = page_of(call, records, usual=20, most=100, newest_first=True)
+    page, more = records_page(call, records, usual=20, most=100)
     await call.json(
         BatchList(
             data=[shown(record) for record in page],

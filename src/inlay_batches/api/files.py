@@ -5,10 +5,11 @@ from typing import BinaryIO
 
 from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.form import FieldForm
+from inlay.http.paging import is_ascending
 from inlay.http.parsed_request import read_form
 from inlay.http.quoting import shown_value
 from inlay.http.server import OCTETS, Call
-from inlay_batches.api.pages import batches_of, page_of
+from inlay_batches.api.pages import batches_of, records_page
 from inlay_batches.api.schema import FileDeleted, FileList, FileObject
 from inlay_batches.records import FileRecord
 
@@ -72,18 +73,14 @@ def _ttl(form: FieldForm) -> int | None:
 
 async def list_files(call: Call) -> None:
     """Answer with the caller's files."""
-    batches, query = batches_of(call), call.query()
-    purpose, order = query.get("purpose", [None])[0], query.get("order", ["desc"])[0]
-    if order not in ("asc", "desc"):
-        raise InvalidRequestError(
-            f"order must be asc or desc, got {shown_value(order)}", param="order"
-        )
+    batches, ascending = batches_of(call), is_ascending(call)
+    purpose = call.query().get("purpose", [None])[0]
     records = [
         record
         for record in await batches.files.all_of(batches.owner(call.caller.tenant.id))
         if isinstance(record, FileRecord) and purpose in (None, record.purpose)
     ]
-    page, more = page_of(call, records, usual=_MOST, most=_MOST, newest_first=order == "desc")
+    page, more = records_page(call, records, usual=_MOST, most=_MOST, ascending=ascending)
     await call.json(
         FileList(
             data=[shown(record) for record in page],

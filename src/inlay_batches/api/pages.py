@@ -1,10 +1,10 @@
-"""Pages of lists: `limit` and `after`."""
+"""Pages of files and batches, and what they are kept in."""
 
 from collections.abc import Sequence
 from typing import TypeVar
 
-from inlay.base.errors import InvalidRequestError, NotFoundError
-from inlay.http.quoting import shown_value
+from inlay.base.errors import NotFoundError
+from inlay.http.paging import page_of
 from inlay.http.server import Call
 from inlay_batches.records import BatchRecord, FileRecord
 from inlay_batches.service import NAME, Batches
@@ -25,32 +25,15 @@ def batches_of(call: Call) -> Batches:
     return found
 
 
-def page_of(
-    call: Call, records: Sequence[R], *, usual: int, most: int, newest_first: bool
+def records_page(
+    call: Call, records: Sequence[R], *, usual: int, most: int, ascending: bool = False
 ) -> tuple[list[R], bool]:
-    """Return the page that a query asks for, and whether there is more.
+    """Return the page by time that a query asks for, and whether there is more.
 
     Raises:
         InvalidRequestError: `limit` is no number within its bounds, or `after` no id of the list.
     """
-    query = call.query()
-    text = query.get("limit", [str(usual)])[0]
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
-        raise InvalidRequestError(
-            f"limit must be a whole number from 1 to {most}, got {shown_value(text)}",
-            param="limit",
-        )
-    limit = int(text)
     ordered = sorted(
-        records, key=lambda record: (record.created_at, record.id), reverse=newest_first
+        records, key=lambda record: (record.created_at, record.id), reverse=not ascending
     )
-    start = 0
-    if after := query.get("after", [""])[0]:
-        ids = [record.id for record in ordered]
-        if after not in ids:
-            raise InvalidRequestError(
-                f"after must be the id of an entry of the list, got {shown_value(after)}",
-                param="after",
-            )
-        start = ids.index(after) + 1
-    return ordered[start : start + limit], start + limit < len(ordered)
+    return page_of(call, ordered, lambda record: record.id, usual=usual, most=most)

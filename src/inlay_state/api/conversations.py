@@ -10,7 +10,7 @@ from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.http.parsed_request import read_json
 from inlay.http.server import Call
 from inlay.store.kept.lease import replace
-from inlay_state.api.pages import page_of, state_of
+from inlay_state.api.pages import items_page, state_of
 from inlay_state.api.schema import (
     Conversation,
     ConversationDeleted,
@@ -97,7 +97,7 @@ async def add_items(call: Call) -> None:
 async def list_items(call: Call) -> None:
     """Answer with items, newest first unless the query says otherwise."""
     history = await _all(call)
-    await call.prepared_json(history.size, lambda: page_of(call, history.items))
+    await call.prepared_json(history.size, lambda: items_page(call, history.items))
 
 
 async def show_item(call: Call) -> None:

@@ -1,8 +1,9 @@
 """`/v1/responses/{id}`: responses that are kept."""
 
 from inlay.base.errors import InvalidRequestError, NotFoundError
+from inlay.http.paging import whole_number
 from inlay.http.server import JSON_HEADER, Call
-from inlay_state.api.pages import page_of, state_of, whole_number
+from inlay_state.api.pages import items_page, state_of
 from inlay_state.api.schema import ResponseDeleted
 from inlay_state.history import GONE, NOTHING, history_of, items_in
 from inlay_state.records import ResponseRecord
@@ -59,4 +60,4 @@ async def input_items(call: Call) -> None:
         first = own[0]["id"]
         before = before[: ids.index(first)] if first in ids else before
     size = history.size + sum(piece.size for piece in record.input)
-    await call.prepared_json(size, lambda: page_of(call, [*before, *own]))
+    await call.prepared_json(size, lambda: items_page(call, [*before, *own]))

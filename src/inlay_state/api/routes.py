@@ -5,6 +5,7 @@ from typing import Any
 from inlay.api.openai.schema.responses import Response
 from inlay.http.app import Routes
 from inlay.http.openapi import Operation, Parameter
+from inlay.http.paging import list_parameters
 from inlay_state.api import conversations, responses
 from inlay_state.api.pages import MOST, USUAL
 from inlay_state.api.schema import (
@@ -17,29 +18,16 @@ from inlay_state.api.schema import (
     ResponseDeleted,
 )
 
-_TEXT: dict[str, Any] = {"type": "string"}
-_RESPONSE = Parameter("id", "id of a response.", _TEXT, "resp_5d0f", "path")
-_CONVERSATION = Parameter("id", "id of a conversation.", _TEXT, "conv_5d0f", "path")
-_ITEM = Parameter("item", "id of an item.", _TEXT, "msg_5d0f", "path")
-_PAGE = (
-    Parameter(
-        "limit",
-        "entries of a page.",
-        {"type": "integer", "minimum": 1, "maximum": MOST, "default": USUAL},
-        10,
-    ),
-    Parameter(
-        "order", "asc or desc, the newest first.", {"enum": ["asc", "desc"], "default": "desc"},
-        "asc",
-    ),
-    Parameter("after", "id of the last entry of the page before.", _TEXT, "msg_5d0f"),
-)  # fmt: skip
+_RESPONSE = Parameter("id", "id of a response.", "resp_5d0f", place="path")
+_CONVERSATION = Parameter("id", "id of a conversation.", "conv_5d0f", place="path")
+_ITEM = Parameter("item", "id of an item.", "msg_5d0f", place="path")
+_PAGE = list_parameters("msg_5d0f", "asc or desc, the newest first.", USUAL, MOST)
 _STREAM = (
     Parameter(
-        "stream", "true for the events of a background response.", {"enum": ["true"]}, "true"
+        "stream", "true for the events of a background response.", "true", {"enum": ["true"]}
     ),
     Parameter(
-        "starting_after", "number of the last event that is not wanted.", {"type": "integer"}, 5
+        "starting_after", "number of the last event that is not wanted.", 5, {"type": "integer"}
     ),
 )
 
