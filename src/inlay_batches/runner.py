@@ -11,11 +11,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from inlay.base import liveness
 from inlay.base.errors import OverloadedError
 from inlay.store.kept.contents import Contents, Piece, new_name
+from inlay.store.kept.joining import join_small
 from inlay.store.kept.lease import RENEW_SECONDS, Lease, replace
 from inlay_batches.lines import Line, Outcome, blocks_of, not_run, read_line
 from inlay_batches.matrix import piece_of
@@ -378,6 +380,9 @@ class BatchRunner:
         rest = self._done[self._pace.piece_lines :]
         checkpoint = await self._patient(lambda: self._kept(outcomes, resume if not rest else None))
         await self._patient(lambda: self._held.change(checkpoint.added))
+        for output in ("output", "error", "matrix"):
+            name = self._new_name(output)
+            await self._patient(partial(join_small, self._held, self._contents, output, name))
         self._done = self._done[len(outcomes) :]
         self._done_bytes -= sum(len(each.text) + len(each.vector) for each in outcomes)
         if self._done:
@@ -391,26 +396,28 @@ class BatchRunner:
             )
             self._halt("storage_full")
 
+    def _new_name(self, output: str) -> str:
+        return f"{new_name('lines')}-{self._held.record.lease.epoch}-{output}"
+
     async def _kept(self, outcomes: list[Outcome], resume: Place | None) -> _Checkpoint:
-        name = f"{new_name('lines')}-{self._held.record.lease.epoch}"
         good = [outcome for outcome in outcomes if outcome.status == 200]
         bad = [outcome for outcome in outcomes if outcome.status != 200]
         return _Checkpoint(
-            await self._piece(f"{name}-output", good),
-            await self._piece(f"{name}-error", bad),
+            await self._piece("output", good),
+            await self._piece("error", bad),
             [outcome.number for outcome in outcomes],
             len(good),
             sum((outcome.usage for outcome in outcomes), UsageSum()),
             self._held.record.resume if resume is None else resume,
-            await self._written(f"{name}-matrix", piece_of(good)),
+            await self._written("matrix", piece_of(good)),
             len(good[0].vector) // 4 if good else 0,
         )
 
-    async def _piece(self, name: str, outcomes: Iterable[Outcome]) -> Piece | None:
-        return await self._written(name, b"".join(outcome.text for outcome in outcomes))
+    async def _piece(self, output: str, outcomes: Iterable[Outcome]) -> Piece | None:
+        return await self._written(output, b"".join(outcome.text for outcome in outcomes))
 
-    async def _written(self, name: str, data: bytes) -> Piece | None:
-        return await self._contents.write(name, data) if data else None
+    async def _written(self, output: str, data: bytes) -> Piece | None:
+        return await self._contents.write(self._new_name(output), data) if data else None
 
     # The end.
 

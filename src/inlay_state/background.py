@@ -24,7 +24,8 @@ from inlay.base.errors import (
 )
 from inlay.http.asgi import Message
 from inlay.http.errors import shown
-from inlay.store.kept.contents import Piece
+from inlay.store.kept.contents import Piece, new_name
+from inlay.store.kept.joining import join_small
 from inlay.store.kept.lease import RENEW_SECONDS, Lease, LeaseLostError, replace
 from inlay_state import conversations
 from inlay_state.events import TERMINAL, DiffersError, EventLog, lines_of
@@ -177,11 +178,14 @@ class Background:
         await self._erase([piece for piece in (*events, *final) if piece not in named])
         if final and named.issuperset(final):
             await self._erase([*before.request, *before.output])
+        await self._patient(
+            lambda: join_small(self._held, self._kept.contents, "events", new_name("events"))
+        )
 
     async def _hold_conversation(self) -> None:
         """Renew the lock of its conversation once in a while."""
         record, now = self._held.record, liveness.now()
-        if record.conversation is None or now - self._locked < conversations.LOCK_SECONDS / 3:
+        if record.conversation is None or now - self._locked < conversations.RENEW_SECONDS:
             return
         id_ = record.conversation
         await self._patient(lambda: conversations.renew(self._kept, self._owner, id_, record.id))

@@ -1,8 +1,10 @@
 """Conversations: items that responses add to, one response at a time."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from typing import NoReturn
 
 import msgspec
 
@@ -12,13 +14,15 @@ from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.http.server import OFFLOAD_BYTES, Call
 from inlay.store.kept.contents import Piece
 from inlay.store.kept.lease import replace
+from inlay.store.kept.rounds import rounds
 from inlay_state.history import MAX_BYTES, items_in
 from inlay_state.items import PREFIXES, Item, decoder, input_id
 from inlay_state.kept import Kept
 from inlay_state.records import ConversationRecord
 
-LOCK_SECONDS = 900.0
-"""Time after which a response gives up a conversation whose frontend never ended it."""
+LOCK_SECONDS = 120.0
+"""Time after which a response gives up a conversation whose frontend holds it no more."""
+RENEW_SECONDS = LOCK_SECONDS / 3
 
 
 async def lock(kept: Kept, owner: str, id_: str, response_id: str) -> None:
@@ -66,12 +70,20 @@ async def _set_lock(kept: Kept, owner: str, id_: str, response_id: str, holder: 
 
 @asynccontextmanager
 async def locked(kept: Kept, owner: str, id_: str, response_id: str) -> AsyncIterator[None]:
-    """Hold a conversation meanwhile. Raises as `lock`."""
+    """Hold a conversation meanwhile, however long that is. Raises as `lock`."""
     await lock(kept, owner, id_, response_id)
+    holding = asyncio.create_task(_hold(kept, owner, id_, response_id))
     try:
         yield
     finally:
+        holding.cancel()
+        await asyncio.wait([holding])
         await unlock(kept, owner, id_, response_id)
+
+
+async def _hold(kept: Kept, owner: str, id_: str, response_id: str) -> NoReturn:
+    await asyncio.sleep(RENEW_SECONDS)
+    await rounds(partial(renew, kept, owner, id_, response_id), RENEW_SECONDS)
 
 
 async def complete(

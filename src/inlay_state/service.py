@@ -15,7 +15,7 @@ from inlay.api.generation.chat import chat_model
 from inlay.api.openai.responses.input import check_responses, conversation
 from inlay.api.openai.responses.route import answer, opening_of
 from inlay.api.openai.schema.responses import Response, ResponsesRequest
-from inlay.base.errors import InvalidRequestError, RateLimitedError
+from inlay.base.errors import InvalidRequestError, NotFoundError, RateLimitedError
 from inlay.http.callers.auth import Caller
 from inlay.http.frontend_part import FrontendAccess
 from inlay.http.metrics.collectors import Collected
@@ -315,17 +315,24 @@ class State:
     async def _events(
         self, owner: str, record: ResponseRecord | None, after: int
     ) -> AsyncIterator[bytes]:
-        number = read = 0
+        number = seen = 0
         while record is not None:
-            async for line in lines_in(self.kept.contents.stream(record.events[read:])):
-                if number > after:
-                    yield line
-                number += 1
-            read = len(record.events)
-            if record.ended:
+            gone: NotFoundError | None = None
+            try:
+                async for line in lines_in(self.kept.contents.stream(record.events, seen)):
+                    seen += len(line) + 1
+                    if number > after:
+                        yield line
+                    number += 1
+            except NotFoundError as error:
+                gone = error
+            if record.ended and gone is None:
                 return
             await asyncio.sleep(POLL_SECONDS)
+            before = record.events
             _, record = await self.kept.find(owner, record.id, ResponseRecord)
+            if gone is not None and record is not None and record.events == before:
+                raise gone  # else they were joined meanwhile
 
     async def cancel(self, call: Call, owner: str, id_: str) -> bytes:
         """Cancel a background response; one that has ended stays as it is. Return it.

@@ -1,6 +1,7 @@
 """A frontend's work without a model, and storage that dies between two steps."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
@@ -124,3 +125,26 @@ class Echo:
 
     async def publish(self, record: BatchRecord) -> None:
         await self._files.publish(self._owner, record)
+
+
+class Slow:
+    """Storage whose answers take their time, which is not that of other frontends.
+
+    Half of it passes before a call is done, half after.
+    """
+
+    def __init__(self, inner: Storage, seconds: Sequence[float]) -> None:
+        self._inner = inner
+        self._seconds = itertools.cycle(seconds or [0.0])
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        act = getattr(self._inner, name)
+
+        async def slow(*arguments: Any) -> Any:
+            seconds = next(self._seconds) / 2
+            await asyncio.sleep(seconds)
+            found = await act(*arguments)
+            await asyncio.sleep(seconds)
+            return found
+
+        return slow

@@ -118,8 +118,13 @@ class Place:
         await self.kept.add(OWNER, record)
         await conversations.lock(self.kept, OWNER, CONVERSATION, ID)
 
-    async def enqueue(self, status: Status = "queued", conversation: str | None = None) -> None:
-        """Keep a background response."""
+    async def enqueue(
+        self,
+        status: Status = "queued",
+        conversation: str | None = None,
+        given: bytes = b"[]",
+    ) -> None:
+        """Keep a background response, whose input is `given`."""
         output = msgspec.json.encode({**QUEUED, "status": status})
         record = ResponseRecord(
             id=ID,
@@ -129,7 +134,7 @@ class Place:
             background=True,
             conversation=conversation,
             request=await self.kept.write(OWNER, "request", b"{}"),
-            input=await self.kept.write(OWNER, "input", b"[]"),
+            input=await self.kept.write(OWNER, "input", given),
             output=await self.kept.write(OWNER, "output", output),
         )
         await self.kept.add(OWNER, record)

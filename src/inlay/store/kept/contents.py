@@ -99,10 +99,12 @@ class Contents:
         except SealError as error:
             raise NotFoundError("its content was changed") from error
 
-    async def stream(self, pieces: Sequence[Piece]) -> AsyncIterator[bytes]:
-        """Yield the bytes of pieces, one by one. Raises as `read`."""
+    async def stream(self, pieces: Sequence[Piece], start: int = 0) -> AsyncIterator[bytes]:
+        """Yield the bytes of pieces from byte `start` on, a piece at a time. Raises as `read`."""
         for piece in pieces:
-            yield await self.read(piece)
+            if start < piece.size:
+                yield (await self.read(piece))[start:]
+            start = max(0, start - piece.size)
 
     async def erase(self, pieces: Sequence[Piece]) -> None:
         """Remove pieces. Raises `OverloadedError`."""
