@@ -17,6 +17,7 @@ import pytest
 from inlay.api import build_app
 from inlay.engine.settings import EngineSettings
 from inlay.http import App, FrontendSettings
+from inlay.http.frontend_part import OpenShared
 from inlay.http.serve import serve
 from inlay.messages.card import Stats
 from inlay.messages.commands import ReadStats
@@ -52,6 +53,8 @@ class Fleet:
     path: Path
     processes: "list[WorkerProcess]" = field(default_factory=list)
     apps: dict[str, App] = field(default_factory=dict)
+    at_end: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
+    """What is done when the frontends have ended."""
     _serving: list["asyncio.Task[bool]"] = field(default_factory=list)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -65,6 +68,7 @@ class Fleet:
         store: PromptStore | None = None,
         batches: BatchSettings | None = None,
         responses: ResponseSettings | None = None,
+        open_shared: OpenShared | None = None,
         **settings: Any,
     ) -> str:
         """The base URL of a new frontend.
@@ -74,7 +78,7 @@ class Fleet:
         frontend = FrontendSettings(port=0, **settings)
         if store is None and frontend.enable_prompt_embeds:
             store = StoreSettings().open(SECRET)
-        return self.run(self._serve(frontend, store, batches, responses))
+        return self.run(self._serve(frontend, store, batches, responses, open_shared))
 
     async def _serve(
         self,
@@ -82,6 +86,7 @@ class Fleet:
         store: PromptStore | None,
         batches: BatchSettings | None,
         responses: ResponseSettings | None,
+        open_shared: OpenShared | None,
     ) -> str:
         app = build_app(
             self.router,
@@ -90,6 +95,7 @@ class Fleet:
             store=store,
             batches=batches,
             responses=responses,
+            open_shared=open_shared,
         )
         started: asyncio.Future[str] = self.loop.create_future()
         self._serving.append(
@@ -123,6 +129,8 @@ class Fleet:
         """Stop the frontends."""
         self._stop.set()
         await asyncio.gather(*self._serving)
+        for act in self.at_end:
+            await act()
 
 
 @contextmanager

@@ -225,7 +225,8 @@ async def serve(
     Args:
         app: from `build_app`; it is closed at the end.
         settings: hosts, ports, certificate, drain time.
-        on_started: called once with the base URL, when the port is bound.
+        on_started: called once with the base URL, when the port is bound and all parts have
+            started.
         on_admin_started: called before `on_started` with the URL of the admin port, if any.
         on_stopping: called at the first signal with the number of running requests.
         stop: drains the server when set, as the first signal does.
@@ -247,6 +248,9 @@ async def serve(
         app.server.show_metrics(lambda: file_metrics(watched(app, tls)))
         listening = stack.enter_context(closing(bound(settings.host, settings.port)))
         await stack.enter_async_context(_admin_port(app, settings, tls, on_admin_started))
+        for part in app.server.parts.values():
+            await part.start()
+            stack.push_async_callback(part.close)
         if on_started is not None:
             on_started(_url(settings.host, listening, settings))
         server = _Draining(
@@ -261,9 +265,6 @@ async def serve(
             beside.append(asyncio.create_task(_stop(server, stop)))
         if app.server.store is not None:
             beside.append(asyncio.create_task(sweep(app.server.store)))
-        for part in app.server.parts.values():
-            await part.start()
-            stack.push_async_callback(part.close)
         try:
             await server.serve(sockets=[listening])
         finally:

@@ -1,4 +1,4 @@
-"""What grows by little for long, as few pieces.
+"""Pieces of a content that grows by little for long, joined so that they stay few.
 
 A record names each piece of its contents, and goes to the storage as a whole each time: with a
 piece for every half second it would soon be the most of what is written, and pass the bytes that a

@@ -334,8 +334,7 @@ class NatsPrompts:
             except nats.js.errors.APIError as error:
                 if error.err_code in _NO_ROOM:
                     raise NoRoomError(
-                        "the NATS server has no room for more stored prompt_embeds: "
-                        f"{error.description}",
+                        f"the NATS server has no room for more: {error.description}",
                         retry_after=60,
                     ) from error
                 problem: Exception = error
