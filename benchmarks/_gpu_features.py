@@ -53,7 +53,7 @@ def settings_of(path: str | Path, device: str, dtype: str, length: int) -> Engin
     """Return the settings of an engine that sleeps, with pages of 256 MB, for a short context."""
     settings = {"model": str(path), "dtype": dtype, "device": device, "max_model_len": length}
     settings |= {"enable_sleep_mode": True, "kv_cache_memory_bytes": 1 << 28}
-    return EngineSettings.model_validate(settings)
+    return EngineSettings.of(**settings)
 
 
 async def sleep(path: str | Path, device: str) -> None:

@@ -38,7 +38,7 @@ class StepTime(NamedTuple):
 
 def loaded() -> CausalModel:
     """Load the bundled model, with one thread."""
-    return CausalModel.load(EngineSettings(model=str(MODEL), device="cpu", num_threads=1))
+    return CausalModel.load(EngineSettings.of(model=str(MODEL), device="cpu", num_threads=1))
 
 
 def calls(model: CausalModel, *, drafts: bool) -> StepCalls:
@@ -92,7 +92,7 @@ def _deciding(model: CausalModel, sequences: int, *, drafts: bool) -> Core:
     speculator = None
     if drafts:
         config = SpeculativeConfig.model_validate({"method": "ngram"})
-        settings = EngineSettings(model=str(MODEL), device="cpu", num_threads=1)
+        settings = EngineSettings.of(model=str(MODEL), device="cpu", num_threads=1)
         speculator = speculator_of(config, draft_source_of(settings, config, model), limits, model)
     core = Core(model, limits, Secret.random(), prefix_caching=False, speculator=speculator)
     sampling = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)

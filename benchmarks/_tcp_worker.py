@@ -24,7 +24,9 @@ from inlay.worker.host import EngineHost
 async def run(model: str) -> None:
     """Serve until standard input ends."""
     secret = Secret(sys.stdin.buffer.read(32))
-    engine = EchoEngine(EngineSettings(model=model, engine="echo", served_model_name=["m"]), secret)
+    engine = EchoEngine(
+        EngineSettings.of(model=model, engine="echo", served_model_name=["m"]), secret
+    )
     await engine.start()
     host = EngineHost(engine)
     identity = load_identity(make_certificate())

@@ -64,8 +64,8 @@ async def measure(model: Path, size: int, images: int, rounds: int) -> None:
     """Print the seconds of each way."""
     engines = {}
     for way, most in (("one by one", 1), ("batched by step", images)):
-        settings = EngineSettings.model_validate(
-            {"model": str(model), "engine": "diffusers", "dtype": "float32", "max_num_seqs": most}
+        settings = EngineSettings.of(
+            model=str(model), engine="diffusers", dtype="float32", max_num_seqs=most
         )
         engines[way] = DiffusersEngine(settings, Secret(bytes(32)))
         await engines[way].start()

@@ -154,7 +154,7 @@ def main() -> None:
     ensure("benchmarks.draft_head")
     torch.set_num_threads(1)
     began = time.process_time()
-    settings = EngineSettings(model=str(demo.model_dir()), device="cpu", num_threads=1)
+    settings = EngineSettings.of(model=str(demo.model_dir()), device="cpu", num_threads=1)
     model = CausalModel.load(settings)
     asked = questions()
     texts = [question + answer for question, answer in asked[:-HELD_OUT]]

@@ -93,14 +93,12 @@ class Inlay:
         self.name = f"inlay {dtype}" if precision == "highest" else f"inlay {precision} {dtype}"
         self._clock = time.process_time if threads == 1 else time.perf_counter
         self._loop = asyncio.new_event_loop()
-        settings = EngineSettings.model_validate(
-            {
-                "model": str(model),
-                "task": "embed",
-                "dtype": dtype,
-                "num_threads": threads,
-                "float32_matmul_precision": precision,
-            }
+        settings = EngineSettings.of(
+            model=str(model),
+            task="embed",
+            dtype=dtype,
+            num_threads=threads,
+            float32_matmul_precision=precision,
         )
         engine = engines.create(settings, Secret.random())
         assert isinstance(engine, EmbedEngine)

@@ -66,7 +66,7 @@ class Ready(EchoEngine):
     """Answers each request with as many rows as its prompt has positions, which are there."""
 
     def __init__(self) -> None:
-        super().__init__(EngineSettings(model=str(tiny("llama")), engine="echo"), SECRET)
+        super().__init__(EngineSettings.of(model=str(tiny("llama")), engine="echo"), SECRET)
         self._rows = Buffer(np.ones(int(max(MEGABYTES)) << 20, np.uint8).data)
 
     async def start(self) -> None:

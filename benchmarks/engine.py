@@ -151,7 +151,7 @@ class Ours:
         model: CausalModel | None = None,
     ) -> None:
         """An engine of its own, with the weights of `model` if there is one."""
-        settings = EngineSettings(
+        settings = EngineSettings.of(
             model=str(directory),
             dtype="bfloat16",
             device="cpu",

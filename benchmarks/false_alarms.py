@@ -128,8 +128,7 @@ def drawn(
 
 
 def start(model: Model, directory: Path) -> SelfCheck:
-    settings = EngineSettings.model_validate(
-        {
+    settings = EngineSettings.of(**{
             "model": str(directory), "device": "cpu", "task": model.task, "self_check": "strict",
             **({"max_model_len": model.max_model_len} if model.task == "generate" else {}),
             **model.options,

@@ -138,7 +138,7 @@ class PacedStream:
 
 
 def serve(how: str, directory: str, port: int, tokens: int) -> None:
-    settings = EngineSettings(model=directory, served_model_name=["m"], engine="echo")
+    settings = EngineSettings.of(model=directory, served_model_name=["m"], engine="echo")
     secret = Secret.random()
     frontend = FrontendSettings(port=port)
 

@@ -42,9 +42,9 @@ class Peer:
     """The model in inlay's engine; what it answers is as of `_llama_cpp.Peer`."""
 
     def __init__(self, path: str, threads: int, activations: str = "auto") -> None:
-        settings = EngineSettings(
+        settings = EngineSettings.of(
             model=path, device="cpu", num_threads=threads, max_model_len=4096,
-            self_check="off", activations=activations,  # type: ignore[arg-type]
+            self_check="off", activations=activations,
         )  # fmt: skip
         self.model = CausalModel.load(settings)
         self._engine = Ours(Path(path), threads, 32, 8192, model=self.model)
@@ -73,7 +73,7 @@ def quality(path: str, text: str, llama: "Process | None") -> None:
     settings = {"device": "cpu", "max_model_len": 512, "self_check": "off", "dtype": "float32"}
     models = {
         activations: CausalModel.load(
-            EngineSettings(model=path, activations=activations, **settings)  # type: ignore[arg-type]
+            EngineSettings.of(model=path, activations=activations, **settings)
         )
         for activations in ("exact", "int8")
     }

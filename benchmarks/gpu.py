@@ -262,7 +262,7 @@ def load(path: str, device: str, *, adapters: bool) -> CausalModel:
     """Return a model in bfloat16, with slots for adapters or without."""
     settings = {"model": path, "dtype": "bfloat16", "device": device, "enable_lora": adapters}
     settings |= {"max_loras": ADAPTERS, "max_lora_rank": RANK}
-    return CausalModel.load(EngineSettings.model_validate(settings))
+    return CausalModel.load(EngineSettings.of(**settings))
 
 
 def measure(path: str, wanted: Sequence[str], options: argparse.Namespace) -> None:

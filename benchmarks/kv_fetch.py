@@ -130,7 +130,7 @@ async def kept(
         "kv_offloading_size": size,
         "kv_offloading_dir": None if folder is None else Path(folder),
     }
-    engine = TorchEngine(settings.model_copy(update=changes), SECRET)
+    engine = TorchEngine(settings.replace(**changes), SECRET)
     engine.use_host_memory(anonymous_file(int((size or 0) * 1024**3)))
     await engine.start()
     if engine._exchange is None:
@@ -420,7 +420,7 @@ async def disturbance(fleet: Fleet, directory: Path, windows: int) -> None:
 
 def settings_of(directory: Path, longest: int) -> EngineSettings:
     """Return settings of an engine for prompts of at most `longest` positions."""
-    return EngineSettings(
+    return EngineSettings.of(
         model=str(directory),
         device="cpu",
         enable_kv_fetch=True,

@@ -69,7 +69,7 @@ async def over_nats(settings: EngineSettings) -> AsyncIterator[tuple[Plane, Secr
         server = Part("nats", "--port", port, "--store-dir", store, until="NATS at").wait_ready()
         url = f"nats://127.0.0.1:{port}"
         words = (
-            settings.model,
+            settings.model.model,
             "--engine",
             "echo",
             "--served-model-name",
@@ -104,7 +104,7 @@ async def over_tcp(settings: EngineSettings) -> AsyncIterator[tuple[Plane, Secre
     """The same engine behind a direct connection: TCP with TLS, on this machine."""
     secret = Secret.random()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks._tcp_worker", settings.model),
+        *(sys.executable, "-m", "benchmarks._tcp_worker", settings.model.model),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -198,7 +198,7 @@ def main() -> None:
         Path(model, "config.json").write_text(
             f'{{"vocab_size": 1000, "hidden_size": {HIDDEN}, "max_position_embeddings": 100000}}'
         )
-        settings = EngineSettings(model=model, engine="echo", served_model_name=["m"])
+        settings = EngineSettings.of(model=model, engine="echo", served_model_name=["m"])
         uvloop.run(measure(settings, rounds))
 
 

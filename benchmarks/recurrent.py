@@ -159,7 +159,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         write_model(directory, options.layers)
-        settings = EngineSettings(model=name, device="cpu", num_threads=1, max_model_len=2048)
+        settings = EngineSettings.of(model=name, device="cpu", num_threads=1, max_model_len=2048)
         secret = Secret.random()
         core = core_of(
             settings, CausalModel.load(settings), secret, CacheEventQueue(settings, secret)

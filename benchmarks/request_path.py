@@ -62,7 +62,7 @@ async def traced(name: str, port: int = PORT) -> list[Counter[str]]:
     """Send a request twice; return the ways in and out of the second."""
     path, fields = BODIES[name]
     body = json.dumps({**fields, "max_tokens": 4, "stream": True, "ignore_eos": True}).encode()
-    settings = EngineSettings(model=str(tiny("llama")), served_model_name=["m"], engine="echo")
+    settings = EngineSettings.of(model=str(tiny("llama")), served_model_name=["m"], engine="echo")
     secret, frontend = Secret.random(), FrontendSettings(port=port)
     engine = EchoEngine(settings, secret)
     await engine.start()

@@ -144,7 +144,9 @@ def fleet(
     async def life() -> None:
         # Tests look at what engines count.
         given = {"health_probe_interval": 0, "self_check_interval": 0, **engine}
-        settings = EngineSettings(model=str(path), served_model_name=["tiny", "org/tiny"], **given)
+        settings = EngineSettings.of(
+            model=str(path), served_model_name=["tiny", "org/tiny"], **given
+        )
         each = [*[settings] * workers, *others]
         processes = [await spawn(settings, SECRET) for settings in each]
         plane = LocalPlane([process.channel for process in processes])

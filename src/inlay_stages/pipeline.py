@@ -8,7 +8,7 @@ import msgspec
 import yaml
 
 from inlay.base.errors import InvalidRequestError
-from inlay.engine.settings import EngineSettings
+from inlay.engine.settings import EngineSettings, sections
 from inlay.engine.source import Served
 from inlay.render.tokenizer import load_tokenizer
 from inlay.render.vocabulary import Vocabulary
@@ -26,7 +26,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Placement and settings of stages, which never change what they answer.
 
     Attributes:
-        stages: by name, fields of `EngineSettings`, and `workers`, how many `inlay serve` starts.
+        stages: by name, options of `EngineSettings`, and `workers`, how many `inlay serve` starts.
     """
 
     stages: dict[str, dict[str, Any]] = {}
@@ -55,9 +55,10 @@ def stage_engines(given: EngineSettings, deploy: Path | None) -> list[Served]:
     Raises:
         InvalidRequestError: of the graph or the deployment.
     """
-    graph = read_graph(Path(given.model))
+    graph = read_graph(Path(given.model.model))
     deployment = read_deployment(deploy)
-    fields = given.model_dump(exclude_unset=True, exclude={"model"})
+    fields = given.given()
+    del fields["model"]
     return [
         Served(engine, StageCard(graph, name), deployment.workers(name))
         for name, engine in stage_settings(graph, deployment, fields).items()
@@ -74,12 +75,12 @@ def stage_engine(given: EngineSettings, deploy: Path | None, stage: str | None) 
     names = ", ".join(found)
     if stage is None:
         raise InvalidRequestError(
-            f"{given.model} is a graph, of which a worker is one stage: --stage must be one of "
-            f"{names}"
+            f"{given.model.model} is a graph, of which a worker is one stage: --stage must be one "
+            f"of {names}"
         )
     if stage in found:
         return found[stage]
-    raise InvalidRequestError(f"--stage is {stage!r}; {given.model} has {names}")
+    raise InvalidRequestError(f"--stage is {stage!r}; {given.model.model} has {names}")
 
 
 def read_graph(path: Path) -> Graph:
@@ -133,7 +134,7 @@ def stage_settings(
     Args:
         graph: checked.
         deployment: of its stages.
-        given: fields of `EngineSettings` for all stages, over which the deployment goes.
+        given: options of `EngineSettings` for all stages, over which the deployment goes.
 
     Raises:
         InvalidRequestError: a stage that the graph has not, an engine that cannot run its kind, or
@@ -169,7 +170,7 @@ def _settings_of(
     if kind.part != "pipeline":
         fields["part"] = kind.part
     try:
-        return EngineSettings.model_validate(fields)
+        return EngineSettings.of(**fields)
     except ValueError as error:
         raise InvalidRequestError(f"stages.{name}: {' '.join(str(error).split())}") from error
 
@@ -181,7 +182,7 @@ def _check_fields(place: str, fields: Mapping[str, Any]) -> None:
                 raise InvalidRequestError(
                     f"{place}.workers: {value!r}; allowed: 1 to {MAX_WORKERS}"
                 )
-        elif key in _OWN or key not in EngineSettings.model_fields:
+        elif key in _OWN or key not in sections():
             why = "is the graph's to say" if key in _OWN else "is no setting of an engine"
             raise InvalidRequestError(f"{place}.{key}: {why}")
 
@@ -284,7 +285,7 @@ class StageModels:
         return "diffusers" if is_pipeline(Path(model).expanduser()) else None
 
     def check(self, engine: EngineSettings, directory: Path | None) -> bool:
-        if engine.engine not in ("diffusers", "vllm-omni"):
+        if engine.model.engine not in ("diffusers", "vllm-omni"):
             return False
         if directory is not None and not is_pipeline(directory):
             raise InvalidRequestError(

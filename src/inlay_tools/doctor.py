@@ -278,7 +278,7 @@ def _quality(name: str, file: Path, settings: DoctorSettings) -> Finding:
     from inlay.engine.torch.quality import quality_of
     from inlay_tools.model_check import WINDOW, windows_of
 
-    given = EngineSettings(
+    given = EngineSettings.of(
         model=name, dtype=settings.dtype, device=settings.device, self_check="off",
         quantization=settings.quantization, max_model_len=512,
     )  # fmt: skip

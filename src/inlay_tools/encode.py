@@ -141,7 +141,7 @@ async def _here(model: str, data: bytes, kind: Kind, detail: Detail | None) -> E
     from inlay.media.items import audio_item, image_item
 
     secret = Secret(secrets.token_bytes(32))
-    engine = create(EngineSettings(model=model, task="encode"), secret)
+    engine = create(EngineSettings.of(model=model, task="encode"), secret)
     await engine.start()
     try:
         spec = engine.card.media

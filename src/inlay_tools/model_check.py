@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from inlay.base.errors import InvalidRequestError
-from inlay.engine.settings import DtypeName, EngineSettings
+from inlay.engine.sections import DtypeName
+from inlay.engine.settings import EngineSettings
 from inlay.engine.task import with_engine, with_task
 from inlay.messages.card import SelfCheck
 from inlay.render.tokenizer import load_tokenizer
@@ -37,31 +38,31 @@ def self_check_of(
         EngineError: its numbers are wrong.
         ImportError: the torch engine is not installed.
     """
-    given = EngineSettings(
+    given = EngineSettings.of(
         model=name, dtype=dtype, device=device, quantization=quantization, self_check="full"
     )
     settings = with_task(with_engine(given))
-    if settings.task == "generate":
+    if settings.model.task == "generate":
         from inlay.engine.torch.model import CausalModel
 
         found = _with_tower(settings, CausalModel.load(settings))
-    elif settings.task in ("embed", "score"):
+    elif settings.model.task in ("embed", "score"):
         from inlay.engine.embed.encoder import Encoder
 
         found = _with_tower(settings, Encoder.load(settings))
-    elif settings.engine == "diffusers":
+    elif settings.model.engine == "diffusers":
         from inlay.engine.torch.self_check.parts import checked_parts
         from inlay_stages.engines.diffusers.loading import load
         from inlay_stages.engines.diffusers.part_check import pipeline_parts
 
         loaded = load(settings)
-        found = checked_parts(settings.self_check, loaded.dtype, pipeline_parts(loaded))
+        found = checked_parts(settings.health.self_check, loaded.dtype, pipeline_parts(loaded))
     else:
         found = None
     if found is None:
         raise InvalidRequestError(
-            f"{name} is a model for the task {settings.task!r}; those that generate text, embed, "
-            "score or draw are compared"
+            f"{name} is a model for the task {settings.model.task!r}; those that generate text, "
+            "embed, score or draw are compared"
         )
     return found
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, SecretStr
 
-from inlay.engine.settings import DtypeName
+from inlay.engine.sections import DtypeName
 from inlay.transport.nats.settings import NatsSettings
 
 

@@ -31,7 +31,7 @@ def engine_of(directory: Path, *names: str, weights: str = "") -> AdaptingEcho:
     directory.mkdir(exist_ok=True)
     sizes = {"vocab_size": 99, "hidden_size": HIDDEN, "max_position_embeddings": 1000}
     (directory / "config.json").write_text(json.dumps({**sizes, "weights": weights}))
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(directory), engine="echo", served_model_name=list(names), max_cpu_loras=2
     )
     return AdaptingEcho(settings, SECRET)

@@ -368,7 +368,7 @@ def test_a_projector_makes_them_a_prompt_of_a_model_of_another_width(tmp_path: P
     projector = torch.nn.Linear(HIDDEN, width)
     file = tmp_path / "projector.safetensors"
     save_file(projector.state_dict(), file)
-    other = EngineSettings(model=str(writer), served_model_name=["writer"], dtype="float32")
+    other = EngineSettings.of(model=str(writer), served_model_name=["writer"], dtype="float32")
     with fleet(tiny("llama"), hidden_projector=str(file), others=[other]) as running:
         url = running.serve(enable_prompt_embeds=True, enable_hidden_states=True)
         body = {**SETTINGS, "prompt": TEXT, "max_tokens": 0}

@@ -21,8 +21,8 @@ CHAT: dict[str, Any] = {
 
 @pytest.mark.parametrize(("given", "most"), [(20, 20), (1001, 1001), (151_936, 5000), (-1, 5000)])
 def test_the_most_is_what_was_set_or_the_vocabulary(given: int, most: int) -> None:
-    settings = EngineSettings(model="m", max_logprobs=given)
-    assert settings.most_logprobs(5000) == most
+    settings = EngineSettings.of(model="m", max_logprobs=given)
+    assert settings.limits.most_logprobs(5000) == most
 
 
 @pytest.fixture(scope="module")

@@ -223,7 +223,7 @@ async def test_when_some_workers_follow_and_others_do_not_each_is_told_of(tmp_pa
     (tmp_path / "config.json").write_text(
         '{"vocab_size": 9, "hidden_size": 8, "max_position_embeddings": 64}'
     )
-    settings = EngineSettings(model=str(tmp_path), engine="echo")
+    settings = EngineSettings.of(model=str(tmp_path), engine="echo")
     plane = await DirectPlane.around(EchoEngine(settings, SECRET), Broken(settings, SECRET))
     app = build_app(
         Router(plane), FrontendSettings(admin_api_key=[SecretStr("chief")]), secret=SECRET

@@ -107,7 +107,7 @@ def shown() -> str:
 @pytest.fixture
 async def port(shown: str) -> AsyncIterator[int]:
     names = list({shown: 0, "m": 0})
-    settings = EngineSettings(model=str(tiny("llama")), served_model_name=names, engine="echo")
+    settings = EngineSettings.of(model=str(tiny("llama")), served_model_name=names, engine="echo")
     secret, frontend = Secret.random(), FrontendSettings(port=free_port())
     engine = EchoEngine(settings, secret)
     await engine.start()

@@ -246,7 +246,7 @@ def directly(instructions: str | Sequence[str | Item], text: str) -> np.ndarray:
 
 async def thought(prompt: Prompt) -> list[Input]:
     """What the thinker's first layer reads and its last gives at each position of a prompt."""
-    settings = EngineSettings(model=str(omni()), dtype="float32")
+    settings = EngineSettings.of(model=str(omni()), dtype="float32")
     engine = TorchEngine(settings, Secret(bytes(32)))
     await engine.start()
     outputs: asyncio.Queue[Output] = asyncio.Queue()

@@ -62,7 +62,7 @@ def run_printed(said: str) -> None:
 
 def refused(directory: Path) -> str:
     with pytest.raises(InvalidRequestError) as error:
-        check_model(EngineSettings(model=str(directory), device="cpu"))
+        check_model(EngineSettings.of(model=str(directory), device="cpu"))
     return error.value.message
 
 
@@ -111,7 +111,7 @@ def test_the_printed_command_makes_the_directory_one_that_is_served(
     assert "pytorch_model.bin, which is pickled" in said
     run_printed(said)
     assert same(contents(directory), contents(tiny("llama", dtype)))
-    check_model(EngineSettings(model=str(directory), device="cpu"))
+    check_model(EngineSettings.of(model=str(directory), device="cpu"))
     _, info = LlamaForCausalLM.from_pretrained(directory, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
@@ -185,7 +185,7 @@ def test_a_single_file_is_converted_beside_it_or_with_its_configuration(tmp_path
         "bytes": sum(tensor.nbytes for tensor in made.values()),
     }
     assert same(contents(tmp_path / "made"), contents(tiny("llama")))
-    check_model(EngineSettings(model=str(tmp_path / "made"), device="cpu"))
+    check_model(EngineSettings.of(model=str(tmp_path / "made"), device="cpu"))
 
 
 def test_nothing_is_overwritten_and_a_failure_leaves_nothing(tmp_path: Path) -> None:

@@ -50,12 +50,12 @@ def test_text_ids_and_rows_of_a_file_have_one_answer(server: Served, file: Path)
 
 def refused(model: Path, **settings: Any) -> str:
     with pytest.raises(InvalidRequestError) as caught:
-        check_model(EngineSettings(model=str(model), **settings))
+        check_model(EngineSettings.of(model=str(model), **settings))
     return caught.value.message
 
 
 def test_other_engines_and_tasks_are_refused_by_name(file: Path) -> None:
-    check_model(EngineSettings(model=str(file)))
+    check_model(EngineSettings.of(model=str(file)))
     assert "the vllm engine does not serve GGUF files; --engine torch does" in refused(
         file, engine="vllm"
     )
@@ -78,4 +78,4 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_model_is_called_after_its_file(file: Path) -> None:
-    assert EngineSettings(model=str(file)).names == ["tiny-Q8_0"]
+    assert EngineSettings.of(model=str(file)).model.names == ["tiny-Q8_0"]

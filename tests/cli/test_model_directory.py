@@ -99,9 +99,7 @@ def test_a_directory_without_weights_is_refused_before_anything_is_started(tmp_p
 def check(model: Path, **settings: object) -> str:
     """The error for a model before anything is loaded."""
     with pytest.raises(InvalidRequestError) as refused:
-        check_model(
-            EngineSettings.model_validate({"model": str(model), "device": "cpu", **settings})
-        )
+        check_model(EngineSettings.of(**{"model": str(model), "device": "cpu", **settings}))
     return refused.value.message
 
 
@@ -117,7 +115,7 @@ def test_a_model_that_will_do_passes_and_torch_is_not_imported_for_it() -> None:
     code = (
         "import sys; from inlay.cli.model_directory import check_model; "
         "from inlay.engine.settings import EngineSettings; "
-        f"check_model(EngineSettings(model={str(tiny('llama'))!r})); "
+        f"check_model(EngineSettings.of(model={str(tiny('llama'))!r})); "
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -138,7 +136,7 @@ def test_a_longer_context_than_the_models_is_refused_before_anything_is_loaded(
     directory = config_with(tmp_path / "m", max_position_embeddings=64)
     said = check(directory, max_model_len=65)
     assert said == "max_model_len is 65; the model's maximum context length is 64"
-    check_model(EngineSettings(model=str(directory), device="cpu", max_model_len=64))
+    check_model(EngineSettings.of(model=str(directory), device="cpu", max_model_len=64))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,9 @@ def test_what_cannot_be_had_on_a_cpu_is_refused_before_anything_is_loaded(
 def test_a_share_of_a_gpu_without_effect_on_a_cpu_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    check_model(EngineSettings(model=str(tiny("llama")), device="cpu", gpu_memory_utilization=0.9))
+    check_model(
+        EngineSettings.of(model=str(tiny("llama")), device="cpu", gpu_memory_utilization=0.9)
+    )
     assert "--gpu-memory-utilization has no effect: " in caplog.text
 
 
@@ -170,7 +170,7 @@ def test_a_gpu_that_is_not_there_is_said_before_anything_is_loaded() -> None:
     assert check(tiny("llama"), device="cuda").startswith("--device cuda: this ")
     # Of another environment's torch nothing is known here.
     check_model(
-        EngineSettings(model=str(tiny("llama")), device="cuda", engine_python=Path("/no/python"))
+        EngineSettings.of(model=str(tiny("llama")), device="cuda", engine_python=Path("/no/python"))
     )
 
 
@@ -195,7 +195,7 @@ def test_adapters_that_do_not_fit_are_refused_before_anything_is_loaded(tmp_path
     def wrong(path: Path, **settings: object) -> str:
         given = {"model": str(tiny("llama")), "lora_modules": [f"sql={path}"], **settings}
         with pytest.raises(InvalidRequestError) as refused:
-            check_adapters(EngineSettings.model_validate(given))
+            check_adapters(EngineSettings.of(**given))
         return refused.value.message
 
     assert f"adapter 'sql' ({lora}): LoRA adapters are off; --enable-lora" in wrong(lora)
@@ -208,7 +208,7 @@ def test_adapters_that_do_not_fit_are_refused_before_anything_is_loaded(tmp_path
         lora, enable_lora=True, allowed_lora_sources=[f"file://{other}"]
     )
     check_adapters(
-        EngineSettings(model=str(tiny("llama")), lora_modules=[f"sql={lora}"], enable_lora=True)
+        EngineSettings.of(model=str(tiny("llama")), lora_modules=[f"sql={lora}"], enable_lora=True)
     )
 
 
@@ -235,7 +235,7 @@ def test_weights_of_nan_are_never_announced_as_ready(tmp_path: Path, task: str) 
 @pytest.mark.extensions("stages")
 @pytest.mark.parametrize("engine", ["diffusers", "vllm-omni"])
 def test_engines_of_images_take_pipelines_alone(tmp_path: Path, engine: str) -> None:
-    settings = EngineSettings.model_validate({"model": str(tmp_path), "engine": engine})
+    settings = EngineSettings.of(model=str(tmp_path), engine=engine)
     with pytest.raises(InvalidRequestError, match=r"has no model_index.json: it is no pipeline"):
         check_model(settings)
     (tmp_path / "model_index.json").write_text("{}")

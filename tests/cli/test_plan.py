@@ -115,7 +115,7 @@ def settings(tmp_path: Path) -> EngineSettings:
     (tmp_path / "config.json").write_text(
         '{"vocab_size": 99, "hidden_size": 8, "max_position_embeddings": 100000}'
     )
-    return EngineSettings(
+    return EngineSettings.of(
         model=str(tmp_path), engine="echo", served_model_name=["m"], max_num_seqs=16
     )
 

@@ -46,9 +46,9 @@ def refusal(*words: str, environ: dict[str, str] | None = None) -> str:
 
 def test_a_model_alone_gets_every_default() -> None:
     got = serve("m")
-    assert got.engine.model == "m"
+    assert got.engine.model.model == "m"
     assert got.frontend.port == 8000
-    assert got.engine.enable_prefix_caching
+    assert got.engine.cache.enable_prefix_caching
     assert not got.frontend.enable_prompt_embeds
     # Images stay where they are in a message, said or not.
     assert serve("m", "--interleave-mm-strings") == got
@@ -60,7 +60,7 @@ def test_a_model_alone_gets_every_default() -> None:
 def test_the_commands_for_deepseek_are_ones_inlay_takes(words: list[str]) -> None:
     assert words[0] == "serve"
     got = serve(*words[1:])
-    assert (got.engine.engine, got.frontend.enable_prompt_embeds) == ("vllm", True)
+    assert (got.engine.model.engine, got.frontend.enable_prompt_embeds) == ("vllm", True)
     # A body that holds the largest prompt in base64 is not refused for its size, and there is room
     # for several.
     if got.frontend.max_prompt_embeds_bytes != "auto":
@@ -79,9 +79,9 @@ def test_flags_reach_the_section_they_belong_to() -> None:
         "--enable-prompt-embeds",
         "--no-enable-prefix-caching",
     )
-    assert (got.frontend.port, got.engine.max_num_seqs) == (9, 3)
+    assert (got.frontend.port, got.engine.batch.max_num_seqs) == (9, 3)
     assert got.frontend.enable_prompt_embeds
-    assert not got.engine.enable_prefix_caching
+    assert not got.engine.cache.enable_prefix_caching
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_flags_reach_the_section_they_belong_to() -> None:
     ],
 )
 def test_a_list_may_be_repeated_or_separated_by_spaces(words: tuple[str, ...]) -> None:
-    assert serve(*words).engine.served_model_name == ["a", "b"]
+    assert serve(*words).engine.model.served_model_name == ["a", "b"]
 
 
 def test_a_list_comes_from_the_environment_separated_by_spaces() -> None:
@@ -108,13 +108,17 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path, suffix:
     config.write_text(f"port{colon}1\nmax-num-seqs{colon}2\nblock_size{colon}32\n")
     environ = {"INLAY_PORT": "3", "INLAY_MAX_NUM_SEQS": "4"}
     got = serve("m", "--config", str(config), "--port", "5", environ=environ)
-    assert (got.frontend.port, got.engine.max_num_seqs, got.engine.block_size) == (5, 4, 32)
-    assert got.engine.max_num_batched_tokens == 2048
+    assert (got.frontend.port, got.engine.batch.max_num_seqs, got.engine.cache.block_size) == (
+        5,
+        4,
+        32,
+    )
+    assert got.engine.batch.max_num_batched_tokens == 2048
     assert serve("m", environ={"INLAY_CONFIG": str(config)}).frontend.port == 1
 
 
 def test_the_model_may_come_from_the_environment() -> None:
-    assert serve(environ={"INLAY_MODEL": "m"}).engine.model == "m"
+    assert serve(environ={"INLAY_MODEL": "m"}).engine.model.model == "m"
 
 
 def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: Path) -> None:
@@ -124,7 +128,7 @@ def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: 
     )
     got = serve("--config", str(config))
     assert [key.get_secret_value() for key in got.frontend.api_key] == ["a", "b"]
-    assert got.engine.served_model_name == ["one"]
+    assert got.engine.model.served_model_name == ["one"]
     assert got.frontend.enable_prompt_embeds
 
 
@@ -175,10 +179,10 @@ def test_wrong_words_are_refused_in_one_line(words: tuple[str, ...], said: str) 
 
 def test_flags_may_be_written_with_underscores_as_with_vllm() -> None:
     got = serve("m", "--max_num_seqs", "3", "--max_model_len=64", "--no_enable_prefix_caching")
-    assert (got.engine.max_num_seqs, got.engine.max_model_len) == (3, 64)
-    assert not got.engine.enable_prefix_caching
+    assert (got.engine.batch.max_num_seqs, got.engine.batch.max_model_len) == (3, 64)
+    assert not got.engine.cache.enable_prefix_caching
     # Only the flag's own underscores: a value keeps its.
-    assert serve("m", "--served_model_name=a_b").engine.served_model_name == ["a_b"]
+    assert serve("m", "--served_model_name=a_b").engine.model.served_model_name == ["a_b"]
 
 
 @pytest.mark.parametrize(
@@ -193,21 +197,21 @@ def test_integers_may_have_a_suffix_as_with_vllm(tmp_path: Path, given: str, mea
         serve("m", environ={"INLAY_MAX_MODEL_LEN": given}),
         serve("m", "--config", str(config)),
     ):
-        assert got.engine.max_model_len == meant
+        assert got.engine.batch.max_model_len == meant
     assert serve("m", "--max-prompt-embeds-bytes", given).frontend.max_prompt_embeds_bytes == meant
 
 
 def test_a_fraction_of_a_power_of_1024_is_refused() -> None:
     message = refusal("m", "--max-model-len", "1.5K")
     assert "--max-model-len: K takes whole numbers, did you mean 1.5k?, got '1.5K'" in message
-    assert serve("m", "--served-model-name", "8k").engine.served_model_name == ["8k"]
+    assert serve("m", "--served-model-name", "8k").engine.model.served_model_name == ["8k"]
 
 
 @pytest.mark.parametrize(
     ("given", "meant"), [("half", "float16"), ("float", "float32"), ("auto", "auto")]
 )
 def test_dtypes_have_vllms_names(given: str, meant: str) -> None:
-    assert serve("m", "--dtype", given).engine.dtype == meant
+    assert serve("m", "--dtype", given).engine.model.dtype == meant
 
 
 @pytest.mark.parametrize(
@@ -370,7 +374,7 @@ def test_unknown_and_empty_variables_are_refused_but_another_commands_are_not() 
         in message
     )
     assert "INLAY_API_KEY is set but empty" in refusal("m", environ={"INLAY_API_KEY": ""})
-    assert serve("m", environ={"INLAY_KEEP_SERVING": "false", "PATH": ""}).engine.model == "m"
+    assert serve("m", environ={"INLAY_KEEP_SERVING": "false", "PATH": ""}).engine.model.model == "m"
 
 
 @pytest.mark.parametrize(
@@ -460,10 +464,10 @@ def test_a_model_is_called_as_its_directory_and_not_by_its_path(
     directory = tmp_path / "my-model"
     directory.mkdir()
     (tmp_path / "link").symlink_to(directory)
-    assert serve(str(directory)).engine.names == ["my-model"]
-    assert serve(f"{directory}/").engine.names == ["my-model"]
-    assert serve(str(tmp_path / "link")).engine.names == ["link"]
+    assert serve(str(directory)).engine.model.names == ["my-model"]
+    assert serve(f"{directory}/").engine.model.names == ["my-model"]
+    assert serve(str(tmp_path / "link")).engine.model.names == ["link"]
     monkeypatch.chdir(directory)
-    assert serve(".").engine.names == ["my-model"]
-    assert serve("owner/model").engine.names == ["owner/model"]
-    assert serve(str(directory), "--served-model-name", "a", "b").engine.names == ["a", "b"]
+    assert serve(".").engine.model.names == ["my-model"]
+    assert serve("owner/model").engine.model.names == ["owner/model"]
+    assert serve(str(directory), "--served-model-name", "a", "b").engine.model.names == ["a", "b"]

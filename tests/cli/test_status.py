@@ -28,7 +28,7 @@ async def test_workers_answer_a_roll_call_however_long_their_next_heartbeat_take
 ) -> None:
     monkeypatch.setattr(worker_module, "BEAT_SECONDS", 600.0)
     fleet = Fleet(nats_server)
-    engine = EngineSettings(model=str(tiny("llama")), engine="echo", served_model_name=["m"])
+    engine = EngineSettings.of(model=str(tiny("llama")), engine="echo", served_model_name=["m"])
     for _ in range(3):
         await fleet.worker(EchoEngine(engine, SECRET))
     out = io.StringIO()
@@ -48,7 +48,7 @@ async def test_many_roll_calls_at_once_are_answered_with_one_heartbeat(
     monkeypatch.setattr(worker_module, "BEAT_SECONDS", 600.0)
     monkeypatch.setattr(worker_module, "_ROLL_SECONDS", 1.0)
     fleet = Fleet(nats_server)
-    engine = EngineSettings(model=str(tiny("llama")), engine="echo", served_model_name=["m"])
+    engine = EngineSettings.of(model=str(tiny("llama")), engine="echo", served_model_name=["m"])
     worker = await fleet.worker(EchoEngine(engine, SECRET))
     beats = 0
     heard = asyncio.Event()

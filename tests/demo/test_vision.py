@@ -111,7 +111,7 @@ class Asking:
 async def ask(request: pytest.FixtureRequest) -> AsyncIterator[Asking]:
     values = {"device": "cpu", "num_threads": 1, "dtype": request.param}
     engine = TorchEngine(
-        EngineSettings.model_validate({"model": str(vision_dir()), **values}), Secret(bytes(32))
+        EngineSettings.of(**{"model": str(vision_dir()), **values}), Secret(bytes(32))
     )
     await engine.start()
     try:

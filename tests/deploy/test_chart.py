@@ -212,8 +212,8 @@ def test_the_network_lets_through_what_members_need_and_no_more(
                 port = settings_of(frontend, tmp_path).transport_port
                 assert passes(policies, worker, frontend, port)
                 continue
-            ranks = 1 if settings.engine.data_parallel_rank is not None else None
-            count = ranks or settings.engine.data_parallel_size
+            ranks = 1 if settings.engine.devices.data_parallel_rank is not None else None
+            count = ranks or settings.engine.devices.data_parallel_size
             for port in range(settings.transport_port, settings.transport_port + count):
                 assert passes(policies, frontend, worker, port)
                 assert all(passes(policies, other, worker, port) for other in workers)

@@ -74,10 +74,10 @@ async def test_text_and_rows_decode_as_the_reference_does(
     family: str, budget: int, dtype: str, enforce_eager: bool
 ) -> None:
     directory = tiny(family)
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(directory),
         device="cuda",
-        dtype=dtype,  # type: ignore[arg-type]
+        dtype=dtype,
         max_num_batched_tokens=budget,
         enforce_eager=enforce_eager,
         kv_cache_memory_bytes=64 << 20,
@@ -121,7 +121,7 @@ def test_captured_graphs_hold_all_that_they_read(monkeypatch: pytest.MonkeyPatch
     graph = torch.cuda.graph
     monkeypatch.setattr(torch.cuda, "graph", partial(graph, check_input_liveness=True))
     model = CausalModel.load(
-        EngineSettings(model=str(tiny("llama")), device="cuda", dtype="bfloat16")
+        EngineSettings.of(model=str(tiny("llama")), device="cuda", dtype="bfloat16")
     )
     bounds = EngineLimits(
         max_model_len=96, max_num_seqs=5, max_num_batched_tokens=32, page_size=16, num_pages=40

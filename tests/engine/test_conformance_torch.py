@@ -14,7 +14,7 @@ class TestTorchEngine(EngineConformance):
 
     @pytest.fixture
     def settings(self, directory: Path) -> EngineSettings:
-        return EngineSettings(
+        return EngineSettings.of(
             model=str(directory), device="cpu", num_threads=1, kv_cache_memory_bytes=8 << 20
         )
 
@@ -28,7 +28,7 @@ class TestOverlappingTorchEngine(EngineConformance):
 
     @pytest.fixture
     def settings(self, directory: Path) -> EngineSettings:
-        return EngineSettings(
+        return EngineSettings.of(
             model=str(directory),
             device="cpu",
             num_threads=1,

@@ -27,20 +27,20 @@ def test_an_engine_that_is_not_installed_is_refused_with_what_to_do(
     module: str,
     remedy: str,
 ) -> None:
-    settings = EngineSettings(model=str(tiny("llama")), engine=engine)
+    settings = EngineSettings.of(model=str(tiny("llama")), engine=engine)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InvalidRequestError, match=f"not installed in this environment.*{remedy}"):
         create(settings, Secret(bytes(32)))
 
 
 def test_an_engine_without_batch_invariance_names_its_own() -> None:
-    settings = EngineSettings(model="m", engine="sglang", batch_invariant=True)
+    settings = EngineSettings.of(model="m", engine="sglang", batch_invariant=True)
     with pytest.raises(InvalidRequestError, match="--enable-deterministic-inference after --"):
         check_options(settings)
 
 
 def test_an_engine_that_fetches_no_pages_says_so() -> None:
-    settings = EngineSettings(model="m", engine="echo", enable_kv_fetch=True)
+    settings = EngineSettings.of(model="m", engine="echo", enable_kv_fetch=True)
     with pytest.raises(InvalidRequestError, match="--enable-kv-fetch is for the torch engine"):
         create(settings, Secret(bytes(32)))
 
@@ -54,7 +54,7 @@ def test_an_engine_that_fetches_no_pages_says_so() -> None:
     ],
 )
 def test_what_vllm_omni_does_not_take_is_refused(options: dict[str, Any], said: str) -> None:
-    settings = EngineSettings.model_validate({"model": "m", "engine": "vllm-omni"} | options)
+    settings = EngineSettings.of(**{"model": "m", "engine": "vllm-omni"} | options)
     with pytest.raises(InvalidRequestError, match=said):
         check_options(settings)
-    check_options(with_task(EngineSettings(model="m", engine="vllm-omni")))
+    check_options(with_task(EngineSettings.of(model="m", engine="vllm-omni")))

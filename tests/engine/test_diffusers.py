@@ -89,8 +89,8 @@ def alone(family: str, prompt: str, params: Diffusion, pipeline: Any = None) -> 
 async def serving(
     family: str, part: str = "pipeline", **more: Any
 ) -> AsyncIterator[DiffusersEngine]:
-    settings = EngineSettings.model_validate(
-        {"model": str(model(family)), "engine": "diffusers", "dtype": "float32", "part": part}
+    settings = EngineSettings.of(
+        **{"model": str(model(family)), "engine": "diffusers", "dtype": "float32", "part": part}
         | {"num_threads": 1}
         | more
     )
@@ -436,6 +436,6 @@ def test_a_family_that_is_not_served_and_a_directory_without_weights_are_named(
     from inlay_stages.engines.diffusers.loading import load
 
     (tmp_path / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
-    settings = EngineSettings(model=str(tmp_path), engine="diffusers")
+    settings = EngineSettings.of(model=str(tmp_path), engine="diffusers")
     with pytest.raises(InvalidRequestError, match="is a WanPipeline, which is not served; served"):
         load(settings)

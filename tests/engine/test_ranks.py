@@ -14,7 +14,7 @@ from tests.models import tiny
 
 
 def settings(*words: str, **more: Any) -> EngineSettings:
-    return EngineSettings(
+    return EngineSettings.of(
         **{"model": "m", "engine": "vllm", "engine_arguments": list(words)} | more
     )
 
@@ -34,8 +34,8 @@ def test_vllms_words_for_ranks_are_inlays_own_and_the_others_stay(words: tuple[s
     found = with_ranks(
         settings("--seed", "5", *words, "-dpa", "10.0.0.1", "--data-parallel-rpc-port", "9")
     )
-    assert (found.data_parallel_size, found.data_parallel_rank) == (4, 2)
-    assert found.engine_arguments == [
+    assert (found.devices.data_parallel_size, found.devices.data_parallel_rank) == (4, 2)
+    assert found.library.engine_arguments == [
         "--seed",
         "5",
         "-dpa",
@@ -90,7 +90,7 @@ def test_a_rank_that_does_not_exist_is_refused_before_anything_starts() -> None:
 
 def test_ranks_share_devices_and_cores_and_each_knows_which_it_is() -> None:
     found = ranks_of(settings("-tp", "2", "--pipeline-parallel-size=2", data_parallel_size=2), {})
-    assert [rank.settings.data_parallel_rank for rank in found] == [0, 1]
+    assert [rank.settings.devices.data_parallel_rank for rank in found] == [0, 1]
     assert [rank.environment["CUDA_VISIBLE_DEVICES"] for rank in found] == ["0,1,2,3", "4,5,6,7"]
     given = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c"}
     named = ranks_of(settings(data_parallel_size=3), given)
@@ -104,10 +104,12 @@ def test_ranks_share_devices_and_cores_and_each_knows_which_it_is() -> None:
     ):
         ranks_of(settings(data_parallel_size=4), given)
     ours = ranks_of(settings(engine="torch", device="cpu", data_parallel_size=2), given)
-    assert [rank.settings.num_threads for rank in ours] == [max(1, threads.count(None) // 2)] * 2
+    assert [rank.settings.devices.num_threads for rank in ours] == [
+        max(1, threads.count(None) // 2)
+    ] * 2
     assert not any(rank.environment for rank in ours)
     chosen = ranks_of(settings(engine="torch", num_threads=3, data_parallel_size=2), {})
-    assert [rank.settings.num_threads for rank in chosen] == [3, 3]
+    assert [rank.settings.devices.num_threads for rank in chosen] == [3, 3]
 
 
 @pytest.mark.parametrize(

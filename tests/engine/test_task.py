@@ -56,11 +56,11 @@ def test_the_log_says_what_was_chosen_and_why(
 ) -> None:
     model = str(directory(tmp_path, "BertModel"))
     with caplog.at_level(logging.INFO):
-        assert with_task(EngineSettings(model=model)).task == "embed"
+        assert with_task(EngineSettings.of(model=model)).model.task == "embed"
     assert caplog.messages == ["serving with --task embed: its architecture is BertModel"]
     for task in ("generate", "score"):
-        assert with_task(EngineSettings(model=model, task=task)).task == task
-    assert with_task(EngineSettings(model="anything", engine="echo")).task == "generate"
+        assert with_task(EngineSettings.of(model=model, task=task)).model.task == task
+    assert with_task(EngineSettings.of(model="anything", engine="echo")).model.task == "generate"
     assert len(caplog.messages) == 1
 
 
@@ -100,7 +100,7 @@ def test_logits_become_what_vllm_makes_of_them(
 ) -> None:
     names = {index: f"class {index}" for index in range(labels)}
     model = SimpleNamespace(num_labels=labels, id2label=names, name_or_path="m", **fields)
-    settings = EngineSettings(model="m", task="score")
+    settings = EngineSettings.of(model="m", task="score")
     card = card_of(settings, None, model, ())  # type: ignore[arg-type]
     assert (card.activation, card.labels) == (activation, tuple(names.values()))
 
@@ -110,5 +110,6 @@ def test_an_activation_that_no_score_can_have_is_refused_when_it_is_loaded() -> 
     model = SimpleNamespace(
         num_labels=1, id2label={}, name_or_path="m", sentence_transformers=named
     )
+    settings = EngineSettings.of(model="m", task="score")
     with pytest.raises(InvalidRequestError, match="ReLU, which is not served"):
-        card_of(EngineSettings(model="m", task="score"), None, model, ())  # type: ignore[arg-type]
+        card_of(settings, None, model, ())  # type: ignore[arg-type]

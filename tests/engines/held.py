@@ -112,7 +112,7 @@ async def vectors_are_held_to_what_is_kept(
     card = engine.card
     (task,) = {Task.EMBED, Task.SCORE} & {*card.tasks}
     asked = {"task": task.value, "dtype": card.dtype, "device": "cpu", "self_check": "full"}
-    settings = EngineSettings.model_validate({"model": str(directory), **asked})
+    settings = EngineSettings.of(**{"model": str(directory), **asked})
     made = Encoder.load(settings).self_check
     assert made is not None
     assert made.result == "passed"

@@ -27,7 +27,7 @@ def preload(flags: Mapping[str, Any], modules: Sequence[str]) -> None:
         modules: to import.
     """
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    variables = engines.environment(EngineSettings(model="", **flags), {})
+    variables = engines.environment(EngineSettings.of(model="", **flags), {})
     preloaded.install(
         modules, {"HF_HUB_OFFLINE": "1", **variables}, os.environ.get("FRONTEND_PYTHON")
     )

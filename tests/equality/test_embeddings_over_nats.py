@@ -32,7 +32,7 @@ TEXTS = [
 async def served(nats_server: NatsServer) -> AsyncIterator[tuple[str, Fleet]]:
     """A frontend and two workers, which are processes of their own but for the process."""
     fleet = Fleet(nats_server)
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(tiny_embedding("bert")), task="embed", served_model_name=["tiny"]
     )
     for _ in range(2):

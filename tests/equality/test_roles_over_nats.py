@@ -103,8 +103,8 @@ def shown(answer: Sequence[Output]) -> tuple[Any, ...]:
 
 @asynccontextmanager
 async def roles(server: NatsServer, config: EngineSettings) -> AsyncIterator[Roles]:
-    config = config.model_copy(update={"served_model_name": ["m"]})
-    prefill, decode = (config.model_copy(update={"role": role}) for role in ("prefill", "decode"))
+    config = config.replace(served_model_name=["m"])
+    prefill, decode = (config.replace(role=role) for role in ("prefill", "decode"))
     async with fleet_of(server, prefill, decode, router=EAGER) as both:
         # A client that does not read keeps its worker busy for as long as it likes.
         begun = make_request("busy", Prompt.of(Tokens(ids(9, 1))), 4)

@@ -40,7 +40,7 @@ def settings(tmp_path: Path) -> EngineSettings:
     (tmp_path / "config.json").write_text(
         '{"vocab_size": 9, "hidden_size": 8, "max_position_embeddings": 64}'
     )
-    return EngineSettings(model=str(tmp_path), engine="echo", served_model_name=["m"])
+    return EngineSettings.of(model=str(tmp_path), engine="echo", served_model_name=["m"])
 
 
 class Seen:
@@ -156,7 +156,7 @@ async def test_a_worker_process_that_stands_still_is_not_well_until_it_goes_on(
 ) -> None:
     monkeypatch.setattr(link, "ASK_SECONDS", 0.01)
     monkeypatch.setattr(engine_health, "SILENT_SECONDS", 0.2)
-    settings = settings.model_copy(update={"health_probe_interval": 600})
+    settings = settings.replace(health_probe_interval=600)
     process = await spawn(settings, Secret(bytes(32)), arena_bytes=1 << 20)
     plane = LocalPlane([process.channel])
     await plane.start()

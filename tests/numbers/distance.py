@@ -83,7 +83,7 @@ def load(directory: Path, **options: Any) -> CausalModel:
     given: dict[str, Any] = {
         "max_model_len": 512, "device": "cpu", "num_threads": 1, "self_check": "off"
     }  # fmt: skip
-    return CausalModel.load(EngineSettings(model=str(directory), **(given | options)))
+    return CausalModel.load(EngineSettings.of(model=str(directory), **(given | options)))
 
 
 def spread(length: int = LENGTH) -> Tensor:

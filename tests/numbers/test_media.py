@@ -116,7 +116,7 @@ def logits_ratio(case: str, seed: int) -> float:
 def vector_ratio(case: str, seed: int) -> float:
     """Of the last states, as `--task embed` gives them before they get length 1."""
     directory = lifelike(directory_of(case), seed)
-    encoder = Encoder.load(EngineSettings(model=str(directory), task="embed", num_threads=1))
+    encoder = Encoder.load(EngineSettings.of(model=str(directory), task="embed", num_threads=1))
     given = embedded(case)
     found = encoder.vectors([with_rows(case, encoder, parts) for parts in given])
 

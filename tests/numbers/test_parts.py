@@ -39,7 +39,7 @@ QUICK = ("llava", "gemma3", "qwen2_5_vl", "llama4", "qwen2_audio", "qwen2_5_omni
 
 def settings(directory: Path, **values: Any) -> EngineSettings:
     given = {"model": str(directory), "device": "cpu", "num_threads": 1, "self_check": "strict"}
-    return EngineSettings.model_validate(given | values)
+    return EngineSettings.of(**given | values)
 
 
 def tower(

@@ -32,8 +32,8 @@ PROMPTS = ("a red fox", "the sea at night")
 
 
 def _settings(directory: Path, **values: Any) -> EngineSettings:
-    return EngineSettings.model_validate(
-        {"model": str(directory), "device": "cpu", "num_threads": 1} | values
+    return EngineSettings.of(
+        **{"model": str(directory), "device": "cpu", "num_threads": 1} | values
     )
 
 

@@ -27,7 +27,7 @@ Fault = Callable[[ExitStack, Encoder], None]
 
 def load(directory: Path, task: str, mode: str) -> Encoder:
     settings = {"model": str(directory), "task": task, "num_threads": 1, "self_check": mode}
-    return Encoder.load(EngineSettings.model_validate(settings))
+    return Encoder.load(EngineSettings.of(**settings))
 
 
 @cache

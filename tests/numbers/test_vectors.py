@@ -27,7 +27,7 @@ def distance(directory: Path) -> float:
     """The engine's distance to float32 over transformers'."""
     generator = random.Random(3)
     texts = [[generator.randrange(5, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
-    encoder = Encoder.load(EngineSettings(model=str(directory), task="embed", num_threads=1))
+    encoder = Encoder.load(EngineSettings.of(model=str(directory), task="embed", num_threads=1))
     assert encoder.dtype == torch.bfloat16
     found = encoder.vectors([Prompt.of(Tokens(ids)) for ids in texts])
 
@@ -84,7 +84,7 @@ def test_scores_in_bfloat16_are_as_near_float32_as_transformers_own(name: str) -
         (" ".join(generator.choices(WORDS, k=7)), " ".join(generator.choices(WORDS, k=length)))
         for length in LENGTHS[:6]
     ]
-    encoder = Encoder.load(EngineSettings(model=str(directory), task="score", num_threads=1))
+    encoder = Encoder.load(EngineSettings.of(model=str(directory), task="score", num_threads=1))
     assert encoder.dtype == torch.bfloat16
     tokenizer = reference.tokenizer_of(directory)
     asked = [Prompt.of(Tokens(tokenizer(*pair)["input_ids"])) for pair in pairs]

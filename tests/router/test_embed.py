@@ -148,7 +148,7 @@ async def test_an_unknown_model_makes_no_vectors(echo_settings: EngineSettings) 
 
 
 async def test_waiting_requests_of_clients_take_turns(echo_settings: EngineSettings) -> None:
-    engine = Gated(echo_settings.model_copy(update={"max_num_seqs": 1}))
+    engine = Gated(echo_settings.replace(max_num_seqs=1))
     async with routed(engine, backlog=0) as (router, _):
         tasks = [
             asyncio.create_task(embed(router, make_request(f"{client}{n}", client=client)))
@@ -169,7 +169,7 @@ async def test_waiting_requests_of_clients_take_turns(echo_settings: EngineSetti
 async def test_a_waiting_request_of_a_lower_priority_number_goes_first(
     echo_settings: EngineSettings,
 ) -> None:
-    engine = Gated(echo_settings.model_copy(update={"max_num_seqs": 1}))
+    engine = Gated(echo_settings.replace(max_num_seqs=1))
     async with routed(engine, backlog=0) as (router, _):
         tasks = [
             asyncio.create_task(embed(router, make_request(str(priority), priority=priority)))
@@ -246,7 +246,7 @@ async def test_a_request_that_ends_without_its_payload_is_an_error_of_the_engine
 
 
 async def test_a_request_that_waits_keeps_its_deadline(echo_settings: EngineSettings) -> None:
-    engine = Gated(echo_settings.model_copy(update={"max_num_seqs": 1}))
+    engine = Gated(echo_settings.replace(max_num_seqs=1))
     async with routed(engine, backlog=0) as (router, _):
         first = asyncio.create_task(embed(router, make_request("first", client="a")))
         await settle()
@@ -268,7 +268,7 @@ async def test_a_request_that_waits_keeps_its_deadline(echo_settings: EngineSett
 async def test_a_cancelled_request_leaves_no_load_and_makes_room(
     echo_settings: EngineSettings,
 ) -> None:
-    engine = Gated(echo_settings.model_copy(update={"max_num_seqs": 1}))
+    engine = Gated(echo_settings.replace(max_num_seqs=1))
     async with routed(engine, backlog=0) as (router, _):
         stream = await send(router, make_request("left", client="a"), "echo")
         waiting = asyncio.create_task(embed(router, make_request("next", client="b")))

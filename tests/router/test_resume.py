@@ -148,7 +148,7 @@ def prompt(kind: str) -> Prompt:
 
 @pytest.fixture(scope="module")
 def torch_settings() -> EngineSettings:
-    return EngineSettings(
+    return EngineSettings.of(
         model=str(tiny("llama")), served_model_name=["m"], dtype="float32", num_threads=1
     )
 
@@ -196,7 +196,7 @@ def echo_settings(tmp_path: Any) -> EngineSettings:
     (tmp_path / "config.json").write_text(
         '{"vocab_size": 999, "hidden_size": 8, "max_position_embeddings": 100000}'
     )
-    return EngineSettings(model=str(tmp_path), engine="echo", served_model_name=["m"])
+    return EngineSettings.of(model=str(tmp_path), engine="echo", served_model_name=["m"])
 
 
 class Scripted(EchoEngine):

@@ -50,7 +50,7 @@ LONG = 50_000
 def settings(tmp_path: Path) -> EngineSettings:
     config = {"vocab_size": 999, "hidden_size": 8, "max_position_embeddings": 100000}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
-    return EngineSettings(model=str(tmp_path), engine="echo", served_model_name=["m"])
+    return EngineSettings.of(model=str(tmp_path), engine="echo", served_model_name=["m"])
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +160,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 
 
 async def test_answers_of_a_pair_are_those_of_one_worker(around: Around) -> None:
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(tiny("llama")), served_model_name=["m"], dtype="float32", num_threads=1
     )
     alone, *pair = (TorchEngine(settings, SECRET) for _ in range(3))
@@ -372,7 +372,7 @@ async def test_an_answer_of_a_prefill_worker_that_cannot_be_read_ends_the_reques
 async def test_a_decode_worker_that_dies_while_a_request_waits_has_no_prompt_sent_for_nothing(
     settings: EngineSettings, around: Around, started: bool
 ) -> None:
-    settings = settings.model_copy(update={"max_num_seqs": 2})
+    settings = settings.replace(max_num_seqs=2)
     prefill, lost, left = halves(settings, "prefill", "decode", "decode")
     fleet = await around(prefill, lost, left)
     fleet.router = Router(

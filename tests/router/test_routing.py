@@ -68,7 +68,7 @@ class Fleet:
     engines: list[Held] = field(default_factory=list)
 
     async def router(self, *cards: dict[str, object], **settings: object) -> Router:
-        engine = EngineSettings(model=str(self.path), engine="echo", served_model_name=["m"])
+        engine = EngineSettings.of(model=str(self.path), engine="echo", served_model_name=["m"])
         self.engines = [Held(engine, **card) for card in cards]
         self.plane = await DirectPlane.around(*self.engines)
         return Router(

@@ -31,7 +31,7 @@ def short_prompts_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
 def settings(tmp_path: Path) -> EngineSettings:
     config = {"vocab_size": 999, "hidden_size": 8, "max_position_embeddings": 100000}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
-    return EngineSettings(model=str(tmp_path), engine="echo", served_model_name=["m"])
+    return EngineSettings.of(model=str(tmp_path), engine="echo", served_model_name=["m"])
 
 
 def worker(settings: EngineSettings, phase: Phase, layout: str = "l", **changes: Any) -> Scripted:

@@ -85,7 +85,7 @@ def test_the_deployment_chooses_engines_and_never_models(tmp_path: Path) -> None
     deployment = read_deployment(path)
     assert (deployment.workers("painter"), deployment.workers("writer")) == (2, 1)
     found = stage_settings(graph, deployment, {"max_num_seqs": 3, "dtype": "float32"})
-    assert found["painter"].model_dump(exclude_unset=True) == {
+    assert found["painter"].given() == {
         "engine": "diffusers",
         "part": "denoiser",
         "dtype": "bfloat16",
@@ -93,11 +93,11 @@ def test_the_deployment_chooses_engines_and_never_models(tmp_path: Path) -> None
         "max_num_seqs": 3,
         "served_model_name": ["painter/painter"],
     }
-    assert (found["writer"].engine, found["writer"].dtype) == ("vllm", "float32")
+    assert (found["writer"].model.engine, found["writer"].model.dtype) == ("vllm", "float32")
     assert read_deployment(None) == Deployment()
     drawer = read_graph(write(tmp_path, DRAWER))
     placed = Deployment({"painter": {"engine": "vllm-omni", "max_num_seqs": 2}})
-    assert stage_settings(drawer, placed, {})["painter"].engine == "vllm-omni"
+    assert stage_settings(drawer, placed, {})["painter"].model.engine == "vllm-omni"
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_ids_template_and_ends_are_those_of_the_directory(tmp_path: Path) -> Non
 
 
 def test_sampling_defaults_are_those_of_the_file(tmp_path: Path) -> None:
-    settings = EngineSettings(model="m")
+    settings = EngineSettings.of(model="m")
     plain = gguf_of(tiny("llama"), tmp_path / "a.gguf")
     keys: dict[str, Any] = {"general__sampling__temp": 0.5, "general__sampling__top_k": 20}
     asked = gguf_of(tiny("llama"), tmp_path / "b.gguf", **keys)

@@ -16,7 +16,7 @@ def echo_settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
     config = {"vocab_size": 1000, "hidden_size": 64, "max_position_embeddings": 200_000}
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     # No canary: tests count what the engine was asked.
-    return EngineSettings(
+    return EngineSettings.of(
         model=str(path),
         engine="echo",
         served_model_name=["echo", "mirror"],

@@ -31,7 +31,7 @@ class PacedEngine(EchoEngine):
 
 def paced_settings(model: str) -> EngineSettings:
     """Of an engine that serves the model as "m"."""
-    return EngineSettings(model=model, engine="echo", served_model_name=["m"])
+    return EngineSettings.of(model=model, engine="echo", served_model_name=["m"])
 
 
 async def _serve(url: str, namespace: str, model: str) -> None:

@@ -37,7 +37,7 @@ async def test_it_warns_once_of_each_reason_however_often_it_tries(
     monkeypatch.setattr(Cards, "put", refused)
     monkeypatch.setattr(worker_module, "_RETRY_SECONDS", 0.01)
     fleet = Fleet(nats_server)
-    engine = EngineSettings(model=str(tiny("llama")), engine="echo", served_model_name=["m"])
+    engine = EngineSettings.of(model=str(tiny("llama")), engine="echo", served_model_name=["m"])
     with caplog.at_level(logging.WARNING, worker_module.__name__):
         async with asyncio.timeout(60):
             await fleet.worker(EchoEngine(engine, SECRET))
@@ -59,7 +59,7 @@ async def test_cards_are_listed_though_the_end_of_the_list_is_told_too_early(
     monkeypatch.setattr(KeyValue, "watchall", ending_early)
     member = await Member.join(nats_server.settings("listed"), "frontend")
     assert await member.cards.workers() == set()
-    card = EchoEngine(EngineSettings(model=str(tiny("llama")), engine="echo"), SECRET)
+    card = EchoEngine(EngineSettings.of(model=str(tiny("llama")), engine="echo"), SECRET)
     await card.start()
     for worker in ("one", "two", "three"):
         await member.cards.put(worker, card.card)
@@ -84,7 +84,7 @@ async def test_a_card_of_an_unknown_task_is_left_out_and_the_others_are_served(
     nats_server: NatsServer,
 ) -> None:
     fleet = Fleet(nats_server)
-    engine = EngineSettings(model=str(tiny("llama")), engine="echo", served_model_name=["m"])
+    engine = EngineSettings.of(model=str(tiny("llama")), engine="echo", served_model_name=["m"])
     later = await fleet.worker(Painter(engine, SECRET))
     await fleet.worker(EchoEngine(engine, SECRET))
     plane = await fleet.frontend()

@@ -81,7 +81,7 @@ async def test_what_a_fleet_keeps_outlives_the_server_that_leads_it(
     async with AsyncExitStack() as undo, asyncio.timeout(BOUND):
         undo.push_async_callback(fleet.close)
         undo.push_async_callback(stores.close)
-        await fleet.worker(PacedEngine(paced_settings(echo_settings.model), SECRET))
+        await fleet.worker(PacedEngine(paced_settings(echo_settings.model.model), SECRET))
         plane = await fleet.frontend(SECRET)
         await found(plane)
         one, other = await stores.frontend(), await stores.frontend()
@@ -123,7 +123,7 @@ async def test_the_server_that_a_frontend_and_a_worker_are_at_dies(
     fleet.settings = settings_of(servers)
     async with asyncio.timeout(BOUND):
         for _ in range(2):
-            await fleet.worker(PacedEngine(paced_settings(echo_settings.model), SECRET))
+            await fleet.worker(PacedEngine(paced_settings(echo_settings.model.model), SECRET))
         plane = await fleet.frontend(SECRET)
         await found(plane, 2)
     router = Router(plane)

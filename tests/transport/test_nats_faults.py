@@ -79,7 +79,7 @@ class Place:
 
 @pytest.fixture
 async def place(server: NatsServer, echo_settings: EngineSettings) -> AsyncIterator[Place]:
-    place = Place(server, echo_settings.model)
+    place = Place(server, echo_settings.model.model)
     yield place
     for plane in place.planes:
         await plane.close()

@@ -36,7 +36,7 @@ class Changing:
         path.mkdir(exist_ok=True)
         sizes = {"vocab_size": 1000, "hidden_size": 64, "max_position_embeddings": 1000}
         (path / "config.json").write_text(json.dumps({**sizes, "weights": weights}))
-        settings = EngineSettings(model=str(path), engine="echo", served_model_name=["m"])
+        settings = EngineSettings.of(model=str(path), engine="echo", served_model_name=["m"])
         engine = EchoEngine(settings, SECRET)
         return await self.fleet.worker(engine, rollout=Rollout(**asked))  # type: ignore[arg-type]
 

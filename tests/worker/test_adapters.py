@@ -60,7 +60,7 @@ def settings(tmp_path: Path) -> EngineSettings:
     (tmp_path / "config.json").write_text(
         json.dumps({"vocab_size": 99, "hidden_size": HIDDEN, "max_position_embeddings": 100_000})
     )
-    return EngineSettings(
+    return EngineSettings.of(
         model=str(tmp_path), engine="echo", served_model_name=["m", "alias"], max_cpu_loras=3
     )
 
@@ -387,12 +387,10 @@ async def test_the_modules_named_at_the_start_are_there_before_the_first_request
             {"name": "p", "path": str(write_prompt(tmp_path / "p")), "base_model_name": "alias"}
         ),
     ]
-    host = await host_of(engine, settings.model_copy(update={"lora_modules": modules}), SECRET)
+    host = await host_of(engine, settings.replace(lora_modules=modules), SECRET)
     assert [adapter.name for adapter in host.card.adapters] == ["a", "p"]
     with pytest.raises(NotFoundError, match="No adapter found"):
-        await host_of(
-            engine, settings.model_copy(update={"lora_modules": [f"b={tmp_path / 'none'}"]}), SECRET
-        )
+        await host_of(engine, settings.replace(lora_modules=[f"b={tmp_path / 'none'}"]), SECRET)
     await host.close()
 
 
@@ -439,7 +437,7 @@ async def test_a_worker_that_takes_anothers_place_has_its_adapters(
     before = EngineHost(engine, adapters).card
     successor = AdaptingEcho(settings, SECRET)
     await successor.start()
-    host = await host_of(successor, settings.model_copy(update={"lora_modules": modules}), SECRET)
+    host = await host_of(successor, settings.replace(lora_modules=modules), SECRET)
     await host.restore(restoring(before))
     assert set(host.card.adapters) == set(before.adapters)
     assert successor.loads == 1
@@ -459,5 +457,5 @@ def test_what_cannot_be_is_said_before_a_model_is_loaded(
     settings: EngineSettings, change: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidRequestError):
-        check_adapters(settings.model_copy(update=change))
+        check_adapters(settings.replace(**change))
     check_adapters(settings)

@@ -56,7 +56,7 @@ class AdaptersMachine(RuleBasedStateMachine):
         write_prompt(self.root / "rows")
         write_lora(self.root / "corrupt")
         (self.root / "corrupt" / "adapter_model.safetensors").write_bytes(b"\xff" * 300)
-        engine = EngineSettings(
+        engine = EngineSettings.of(
             model=str(self.root), engine="echo", served_model_name=["m"], max_cpu_loras=MOST
         )
         self.engine = AdaptingEcho(engine, Secret(bytes(32)))

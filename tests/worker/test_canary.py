@@ -31,7 +31,7 @@ SECRET = Secret(bytes(32))
 
 
 def echo() -> EngineSettings:
-    return EngineSettings(model=str(tiny("llama")), engine="echo")
+    return EngineSettings.of(model=str(tiny("llama")), engine="echo")
 
 
 class Changing(EchoEngine):
@@ -150,7 +150,7 @@ async def test_none_is_sent_while_requests_wait() -> None:
 
 def torch_settings(**changes: Any) -> EngineSettings:
     given: dict[str, Any] = {"model": str(tiny("llama")), "num_threads": 1}
-    return EngineSettings(device="cpu", **given | changes)
+    return EngineSettings.of(device="cpu", **given | changes)
 
 
 @pytest.mark.skipif(

@@ -31,7 +31,7 @@ async def announced(
     (directory / "config.json").write_text(json.dumps(said))
     path = write_prompt(directory / "adapter")
     (directory / "wanted.json").write_text(json.dumps([{"name": "a", "path": str(path)}]))
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(directory), engine="echo", enable_lora=True, allowed_lora_sources=["file:///"]
     )
     process = await spawn(settings, SECRET)

@@ -47,7 +47,7 @@ async def stats_of(plane: LocalPlane) -> Stats:
 
 @pytest.mark.slow
 async def test_pages_that_were_kept_outlive_a_killed_engine() -> None:
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(tiny("llama")),
         device="cpu",
         num_threads=1,

@@ -92,7 +92,7 @@ def names_in(directory: Path) -> list[str]:
 async def test_a_worker_in_another_environment_is_lent_inlay_and_its_extensions_alone(
     elsewhere: Path,
 ) -> None:
-    settings = EngineSettings(model=str(tiny("llama")), engine="echo", engine_python=elsewhere)
+    settings = EngineSettings.of(model=str(tiny("llama")), engine="echo", engine_python=elsewhere)
     worker = await spawn(settings, Secret.random())
     plane = LocalPlane([worker.channel])
     await plane.start()

@@ -39,7 +39,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def serving(family: str = "qwen3", **more: Any) -> AsyncIterator[Engine]:
     given = {"dtype": "bfloat16", **more}
-    settings = EngineSettings(model=str(tiny(family)), device="cpu", num_threads=1, **given)
+    settings = EngineSettings.of(model=str(tiny(family)), device="cpu", num_threads=1, **given)
     engine = engines.create(settings, SECRET)
     await engine.start()
     try:

@@ -16,7 +16,9 @@ class Held(EchoEngine):
     """One whose probe is answered when it is let go."""
 
     def __init__(self) -> None:
-        super().__init__(EngineSettings(model=str(tiny("llama")), engine="echo"), Secret(bytes(32)))
+        super().__init__(
+            EngineSettings.of(model=str(tiny("llama")), engine="echo"), Secret(bytes(32))
+        )
         self.asked = asyncio.Event()
         self.let_go = asyncio.Event()
 

@@ -23,7 +23,7 @@ SECRET = Secret(bytes(32))
 
 
 async def test_a_model_that_is_not_there_is_the_reason_the_caller_hears(tmp_path: Path) -> None:
-    process = await spawn(EngineSettings(model=str(tmp_path / "none"), engine="echo"), SECRET)
+    process = await spawn(EngineSettings.of(model=str(tmp_path / "none"), engine="echo"), SECRET)
     plane = LocalPlane([process.channel])
     await plane.start()
     with pytest.raises(InvalidRequestError, match="no model at"):
@@ -33,7 +33,7 @@ async def test_a_model_that_is_not_there_is_the_reason_the_caller_hears(tmp_path
 
 
 async def test_a_process_killed_before_it_is_ready_is_noticed(tmp_path: Path) -> None:
-    process = await spawn(EngineSettings(model=str(tmp_path), engine="echo"), SECRET)
+    process = await spawn(EngineSettings.of(model=str(tmp_path), engine="echo"), SECRET)
     os.kill(process.pid, signal.SIGKILL)
     plane = LocalPlane([process.channel])
     await plane.start()
@@ -56,7 +56,8 @@ from inlay.worker import spawn
 from inlay.worker.process import find_temporary_directory
 
 async def main():
-    process = await spawn(EngineSettings(model={str(tmp_path)!r}, engine="echo"), Secret(bytes(32)))
+    settings = EngineSettings.of(model={str(tmp_path)!r}, engine="echo")
+    process = await spawn(settings, Secret(bytes(32)))
     plane = LocalPlane([process.channel])
     await plane.start()
     await plane.wait_ready()
@@ -95,7 +96,7 @@ def _runs(pid: int) -> bool:
 
 async def test_the_secret_is_in_no_argument_and_no_environment(tmp_path: Path) -> None:
     secret = Secret.random()
-    process = await spawn(EngineSettings(model=str(tmp_path), engine="echo"), secret)
+    process = await spawn(EngineSettings.of(model=str(tmp_path), engine="echo"), secret)
     for name in ("cmdline", "environ"):
         content = _read(process.pid, name)
         assert secret.root not in content

@@ -48,7 +48,7 @@ class Starts:
 
     async def __call__(self, restore: Sequence[AnyCommand]) -> WorkerProcess:
         self.times.append(asyncio.get_running_loop().time())
-        settings = EngineSettings(model=str(self.path), engine="echo")
+        settings = EngineSettings.of(model=str(self.path), engine="echo")
         process = await spawn(settings, SECRET, arena_bytes=1 << 20, restore=restore)
         self.processes.append(process)
         self.pids.append(process.pid)
@@ -181,7 +181,7 @@ async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
 ) -> None:
     model = tiny("llama")
     lora = adapters.make_lora(tmp_path / "lora", model)
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(model),
         enable_lora=True,
         max_loras=1,

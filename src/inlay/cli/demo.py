@@ -43,7 +43,7 @@ def run(settings: DemoSettings) -> int:
     console = Console(sys.stdout, sys.stderr)
     served = ServeSettings(
         # Its answers were checked in float32, with the weights as they are stored.
-        engine=EngineSettings(
+        engine=EngineSettings.of(
             **_model(settings),
             dtype="float32",
         ),

@@ -25,21 +25,19 @@ def with_engine_args(
         UsageError: words for an engine that takes none.
         InvalidRequestError: what they say of data-parallel ranks cannot be.
     """
-    if engine.engine in ("sglang", "vllm-omni"):
-        return engine.model_copy(
-            update={"engine_arguments": [*engine.engine_arguments, *extra_args]}
-        )
-    if engine.engine != "vllm":
+    if engine.model.engine in ("sglang", "vllm-omni"):
+        return engine.replace(engine_arguments=[*engine.library.engine_arguments, *extra_args])
+    if engine.model.engine != "vllm":
         if extra_args:
             raise UsageError(
-                f"the {engine.engine} engine takes no further arguments, "
+                f"the {engine.model.engine} engine takes no further arguments, "
                 f"got {' '.join(extra_args)!r} after --"
             )
         return engine
-    words = [*engine.engine_arguments, *extra_args]
+    words = [*engine.library.engine_arguments, *extra_args]
     given = {word.partition("=")[0].replace("--no-", "--") for word in words}
     for meaning in meant:
         flag, *value = meaning.split()
         if flag not in given:
             words += (flag, *value)
-    return with_ranks(engine.model_copy(update={"engine_arguments": words}))
+    return with_ranks(engine.replace(engine_arguments=words))

@@ -27,19 +27,19 @@ def check_model(engine: EngineSettings) -> None:
             write), its weights are missing, cut short or no safetensors files, or the engine does
             not serve what its config.json says.
     """
-    path = Path(engine.model).expanduser()
+    path = Path(engine.model.model).expanduser()
     if path.is_file() and not is_gguf(path):
         raise InvalidRequestError(
             f"{path} is a file; MODEL is the directory it is in, with config.json and the "
             "tokenizer, or a GGUF file",
             param="model",
         )
-    directory = local_directory(engine.model)
+    directory = local_directory(engine.model.model)
     source: ModelSource
     for _, source in parts("models"):
         if source.check(engine, directory):
             return
-    if directory is None and ":" in engine.model and (why := _gguf_refused(engine)):
+    if directory is None and ":" in engine.model.model and (why := _gguf_refused(engine)):
         raise InvalidRequestError(why, param="model")
     if directory is not None:
         other = _gguf_refused(engine) if is_gguf(directory) else _other_format(directory)
@@ -47,21 +47,24 @@ def check_model(engine: EngineSettings) -> None:
             raise InvalidRequestError(other, param="model")
         config_of(directory)
         load_tokenizer(directory)
-        if engine.engine != "echo":
+        if engine.model.engine != "echo":
             check_tensors(directory)
-    if engine.engine == "torch":
+    if engine.model.engine == "torch":
         check_settings(engine, directory)
 
 
 def _gguf_refused(engine: EngineSettings) -> str | None:
     """Return why an engine does not serve a GGUF file; None where it does."""
-    if engine.engine not in _READ_GGUF:
+    if engine.model.engine not in _READ_GGUF:
         return (
-            f"{engine.model}: the {engine.engine} engine does not serve GGUF files; "
+            f"{engine.model.model}: the {engine.model.engine} engine does not serve GGUF files; "
             "--engine torch does"
         )
-    if engine.task not in ("auto", "generate"):
-        return f"{engine.model}: GGUF files are served with --task generate, not {engine.task}"
+    if engine.model.task not in ("auto", "generate"):
+        return (
+            f"{engine.model.model}: GGUF files are served with --task generate, not "
+            f"{engine.model.task}"
+        )
     return None
 
 

@@ -1,9 +1,10 @@
 """Options: fields of a settings class as flags, environment variables and keys of a file.
 
 A settings class is a pydantic model. Its fields are values, or sections: models of the rooms a
-command joins, whose fields become options of the command itself. One field is one option, described
-by the docstring below it. A section with many has `headings`: a field to the heading that begins
-with it.
+command joins, which may have sections of their own. All values in them are options of the command
+itself: one field is one option, described by the docstring below it, under the title of the field
+or of the nearest section that has one. A section with many has `headings`: a field to the heading
+that begins with it.
 
     max_num_seqs: int        --max-num-seqs N          INLAY_MAX_NUM_SEQS        max-num-seqs: N
                              (also --max_num_seqs; N may be 8k or 8K)
@@ -75,8 +76,8 @@ class Option:
 
     Attributes:
         name: the field's name, which is also its key in a config file.
-        section: the settings class's attribute that holds the field's model, or None for a field of
-            its own.
+        path: names of the sections that hold the field, from the outermost; empty for a field of
+            the settings class itself.
         title: heading under which it is listed.
         field: where type, default and bounds come from.
         settings: class whose field it is.
@@ -85,7 +86,7 @@ class Option:
     """
 
     name: str
-    section: str | None
+    path: tuple[str, ...]
     title: str
     field: FieldInfo
     settings: type[BaseModel]
@@ -220,21 +221,21 @@ class Options:
         """
         found: dict[str, Option] = {}
 
-        def add(name: str, section: str | None, title: str, owner: type[BaseModel]) -> None:
-            if name in found:
-                raise ValueError(f"{settings.__name__} has two options named {name!r}")
-            field, place = owner.model_fields[name], name in positional
-            found[name] = Option(name, section, title, field, owner, place, _SHORT.get(name))
+        def walk(owner: type[BaseModel], path: tuple[str, ...], title: str) -> None:
+            headings: Mapping[str, str] = getattr(owner, "headings", {})
+            for name, field in owner.model_fields.items():
+                title = headings.get(name, title)
+                section = field.annotation
+                if isinstance(section, type) and issubclass(section, BaseModel):
+                    walk(section, (*path, name), field.title or name.capitalize())
+                elif name in found:
+                    raise ValueError(f"{settings.__name__} has two options named {name!r}")
+                else:
+                    place, short = name in positional, _SHORT.get(name)
+                    heading = field.title or title
+                    found[name] = Option(name, path, heading, field, owner, place, short)
 
-        for name, field in settings.model_fields.items():
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                title = field.title or name.capitalize()
-                headings: Mapping[str, str] = getattr(field.annotation, "headings", {})
-                for inner in field.annotation.model_fields:
-                    title = headings.get(inner, title)
-                    add(inner, name, title, field.annotation)
-            else:
-                add(name, None, field.title or "Options", settings)
+        walk(settings, (), "Options")
         unknown = sorted({*positional} - set(found))
         if unknown:
             raise ValueError(f"{settings.__name__} has no field {unknown[0]!r}")

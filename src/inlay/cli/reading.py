@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any, cast
 
@@ -325,8 +326,8 @@ def _spellings(options: Iterable[Option]) -> list[str]:
 
 
 def _serves(command: Command) -> bool:
-    sections = {option.section for option in command.options.by_name.values()}
-    return not sections.isdisjoint({"engine", "frontend"})
+    rooms = {option.path[0] for option in command.options.by_name.values() if option.path}
+    return not rooms.isdisjoint({"engine", "frontend"})
 
 
 def _engine(command: Command, given: Mapping[str, RawValue]) -> str | None:
@@ -376,14 +377,13 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 def _checked(command: Command, given: Mapping[str, RawValue]) -> BaseModel:
     options = command.options.by_name
-    values: dict[str, Any] = {
-        option.section: {} for option in options.values() if option.section is not None
+    values: dict[str, Any] = {}
+    sections = {
+        option.path: reduce(lambda inside, name: inside.setdefault(name, {}), option.path, values)
+        for option in options.values()
     }
     for name, item in given.items():
-        option = options[name]
-        (values if option.section is None else values[option.section])[name] = _expanded(
-            option, item
-        )
+        sections[options[name].path][name] = _expanded(options[name], item)
     try:
         return command.settings.model_validate(values)
     except ValidationError as error:

@@ -71,11 +71,11 @@ def run(settings: ServeSettings, extra_args: Sequence[str]) -> int:
     """
     console = Console(sys.stdout, sys.stderr)
     settings = _with_extra_args(settings, extra_args)
-    if settings.engine.connector:
+    if settings.engine.library.connector:
         check_engine(settings.engine)
         stands_for = json.dumps(transfer_config(settings.engine))
         console.line(
-            f"--connector {' '.join(settings.engine.connector)} is --kv-transfer-config "
+            f"--connector {' '.join(settings.engine.library.connector)} is --kv-transfer-config "
             f"'{stands_for}'"
         )
     return run_host(settings, console)
@@ -136,7 +136,7 @@ async def host(
     answering: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def announce() -> None:
-        with waiting(console, f"loading {settings.engine.model}"):
+        with waiting(console, f"loading {settings.engine.model.model}"):
             running = await _ready(plane, len(places), frontend, await answering, stop)
         freeze_gc()
         console.line(f"serving {_described(running.card, frontend)} at {running.url}")
@@ -186,7 +186,7 @@ async def host(
 
 def _check_kept(served: Sequence[Served], store: StoreSettings) -> None:
     """Raise `InvalidRequestError` if no later start could read what engines write to disk."""
-    written = any(one.engine.kv_offloading_dir is not None for one in served)
+    written = any(one.engine.kv.kv_offloading_dir is not None for one in served)
     if written and store.state_dir is None and store.secret_file is None:
         raise InvalidRequestError(
             "--kv-offloading-dir needs --state-dir or --secret-file: the files are encrypted with "
@@ -238,7 +238,7 @@ def _served(settings: ServeSettings) -> list[Served]:
         InvalidRequestError: of a graph or deployment.
     """
     given = settings.engine
-    source = plan_of(given.model)
+    source = plan_of(given.model.model)
     if source is None:
         if settings.deploy is not None:
             raise InvalidRequestError("--deploy is for a graph, GRAPH.yaml, not for a model")
@@ -254,9 +254,10 @@ def _tell_of(served: Sequence[Served], console: Console) -> None:
     for engine, stage, _ in served:
         of = "" if stage is None else f"stage {stage.name}: "
         console.line(
-            f"inlay {inlay.__version__}: {of}loading {engine.model} with the {engine.engine} engine"
+            f"inlay {inlay.__version__}: {of}loading {engine.model.model} with the "
+            f"{engine.model.engine} engine"
         )
-    if any(one.engine.engine != "echo" for one in served):
+    if any(one.engine.model.engine != "echo" for one in served):
         process = "engine process, which" if len(served) == 1 else "engine processes, which"
         verb = "imports" if len(served) == 1 else "import"
         library = spec_of(served[0].engine).title
@@ -321,10 +322,10 @@ def _check(engines: Sequence[EngineSettings], frontend: FrontendSettings) -> Non
 
 def _check_whole(engine: EngineSettings) -> None:
     """Raise `InvalidRequestError` for an engine that would do one phase of a request alone."""
-    if engine.engine == "sglang" and engine.role != "both":
+    if engine.model.engine == "sglang" and engine.kv.role != "both":
         raise InvalidRequestError(
-            f"--role {engine.role} with SGLang is for workers of a fleet (inlay worker): alone it "
-            "could answer nothing",
+            f"--role {engine.kv.role} with SGLang is for workers of a fleet (inlay worker): alone "
+            "it could answer nothing",
             param="role",
         )
 

@@ -54,7 +54,7 @@ def run(settings: WorkerSettings, extra_args: Sequence[str]) -> int:
     check_engine(engine)
     # vLLM's own flag says the same.
     embeds = settings.enable_prompt_embeds or (
-        engine.engine == "vllm" and _EMBEDS in engine.engine_arguments
+        engine.model.engine == "vllm" and _EMBEDS in engine.library.engine_arguments
     )
     settings = settings.model_copy(update={"engine": engine, "enable_prompt_embeds": embeds})
     configure(settings.telemetry.log_format, settings.telemetry.log_level)
@@ -68,7 +68,7 @@ def _engine(settings: WorkerSettings) -> tuple[EngineSettings, Stage | None]:
         InvalidRequestError: of a graph, its deployment or the stage.
     """
     given = settings.engine
-    source = plan_of(given.model)
+    source = plan_of(given.model.model)
     if source is not None:
         found = source.planned(given, settings.deploy, settings.stage)
         return found.engine, found.stage
@@ -182,10 +182,15 @@ async def _place(
     # First of all in the end: running requests continue elsewhere, without an error that their
     # engine is gone.
     undo.push_async_callback(worker.close)
+    served = settings.engine.model
+    served = settings.engine.model
+    served = settings.engine.model
+    served = settings.engine.model
+    served = settings.engine.model
     console.line(
         f"inlay {inlay.__version__}: {worker.id} in namespace {settings.fleet.namespace} at "
         f"{settings.fleet.shown_urls}: {'' if stage is None else f'stage {stage.name}: '}"
-        f"loading {settings.engine.model} with the {settings.engine.engine} engine{_of(rank)}"
+        f"loading {served.model} with the {served.engine} engine{_of(rank)}"
     )
     return _Place(worker, running)
 
@@ -204,7 +209,10 @@ def _listen(settings: WorkerSettings, index: int) -> Listen:
 
 
 def _of(rank: Rank) -> str:
-    number, size = rank.settings.data_parallel_rank, rank.settings.data_parallel_size
+    number, size = (
+        rank.settings.devices.data_parallel_rank,
+        rank.settings.devices.data_parallel_size,
+    )
     return "" if number is None else f", rank {number} of {size}"
 
 

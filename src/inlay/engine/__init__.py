@@ -55,9 +55,9 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
     check(settings)
     spec = spec_of(settings)
     engine: Engine
-    if settings.task == "encode":
+    if settings.model.task == "encode":
         engine = spec.load(spec.encode)(settings, secret)
-    elif settings.task != "generate" and spec.pooling:
+    elif settings.model.task != "generate" and spec.pooling:
         model = spec.load(spec.pooling)(settings, secret)
         from inlay.engine.embed.engine import EmbedEngine
 

@@ -87,16 +87,16 @@ class EchoEngine:
 
         Raises `InvalidRequestError` if there is none.
         """
-        path = Path(self._settings.model)
+        path = Path(self._settings.model.model)
         try:
             config = config_of(path)
         except InvalidRequestError as error:
             raise InvalidRequestError(
                 f"no model at {path}: {error.message}", param="model"
             ) from error
-        names = self._settings.names
+        names = self._settings.model.names
         eos = config.get("eos_token_id")
-        dtype = "float32" if self._settings.dtype == "auto" else self._settings.dtype
+        dtype = "float32" if self._settings.model.dtype == "auto" else self._settings.model.dtype
         self._card = ModelCard(
             name=names[0],
             aliases=tuple(names[1:]),
@@ -106,10 +106,11 @@ class EchoEngine:
             vocab_size=config["vocab_size"],
             hidden_size=config["hidden_size"],
             limits=Limits(
-                max_model_len=self._settings.max_model_len or config["max_position_embeddings"],
-                max_num_seqs=self._settings.max_num_seqs,
-                max_logprobs=self._settings.most_logprobs(config["vocab_size"]),
-                max_prompt_embeds_abs=self._settings.max_prompt_embeds_abs,
+                max_model_len=self._settings.batch.max_model_len
+                or config["max_position_embeddings"],
+                max_num_seqs=self._settings.batch.max_num_seqs,
+                max_logprobs=self._settings.limits.most_logprobs(config["vocab_size"]),
+                max_prompt_embeds_abs=self._settings.limits.max_prompt_embeds_abs,
             ),
             engine="echo",
             engine_version="1",

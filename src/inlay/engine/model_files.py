@@ -34,8 +34,8 @@ def dtype_name(settings: EngineSettings, directory: Path) -> str:
     vLLM's and SGLang's "auto" would turn float32 into half precision. Returns "auto" if the
     checkpoint names no single dtype.
     """
-    if settings.dtype != "auto":
-        return settings.dtype
+    if settings.model.dtype != "auto":
+        return settings.model.dtype
     config = config_of(directory)
     text = config.get("text_config") or config
     if config.get("quantization_config"):
@@ -52,7 +52,7 @@ def generation_config(settings: EngineSettings, directory: Path) -> dict[str, An
     Raises:
         InvalidRequestError: it is not JSON, or a directory that settings name has none.
     """
-    named = settings.generation_config
+    named = settings.model.generation_config
     other = named not in ("auto", "none", "vllm")
     source = Path(named).expanduser() if other else directory
     generation: dict[str, Any] | None = json_of(source, _GENERATION)
@@ -123,7 +123,7 @@ def row_facts(
         table_id, abs_max = table.id, table.abs_max()
     except InvalidRequestError as error:
         refused = refused or f"its embedding table cannot be read: {error.message}"
-    bound = settings.max_prompt_embeds_abs
+    bound = settings.limits.max_prompt_embeds_abs
     if bound is None:
         bound = abs_max * _TIMES_TABLE
         bound = min(bound, _HALF_BOUND) if dtype == "float16" else bound
@@ -149,14 +149,18 @@ def image_layout(
         directory,
         weights_id=weights_id(directory),
         backend=" ".join(_versions(packages)),
-        max_items=settings.max_media_items,
-        processor_kwargs=settings.processor_kwargs,
+        max_items=settings.media.max_media_items,
+        processor_kwargs=settings.media.processor_kwargs,
     )
     if spec is None or spec.image is None:
         return None
     placeholders = {"image": spec.placeholders["image"]}
     return replace(
-        spec, embeds=settings.enable_mm_embeds, placeholders=placeholders, video=None, audio=None
+        spec,
+        embeds=settings.media.enable_mm_embeds,
+        placeholders=placeholders,
+        video=None,
+        audio=None,
     )
 
 

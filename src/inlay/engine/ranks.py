@@ -82,7 +82,7 @@ def with_ranks(engine: EngineSettings) -> EngineSettings:
     """
     said: dict[str, int] = {}
     kept: list[str] = []
-    words = iter(engine.engine_arguments)
+    words = iter(engine.library.engine_arguments)
     for word in words:
         flag, shown, value = split_flag(word)
         if flag in _OTHERWISE:
@@ -96,12 +96,12 @@ def with_ranks(engine: EngineSettings) -> EngineSettings:
         else:
             kept.append(word)
     for name in said:
-        if name in engine.model_fields_set:
+        if name in engine.given():
             shown = "--" + name.replace("_", "-")
             raise InvalidRequestError(
                 f"{shown} is given to inlay and, after --, to vLLM; give it to one of them"
             )
-    return engine if not said else engine.model_copy(update={**said, "engine_arguments": kept})
+    return engine if not said else engine.replace(**said, engine_arguments=kept)
 
 
 def split_flag(word: str) -> tuple[str, str, str | None]:
@@ -125,7 +125,7 @@ def _number(flag: str, value: str) -> int:
 
 def check_ranks(engine: EngineSettings) -> None:
     """Raise `InvalidRequestError` if the rank does not exist."""
-    size, rank = engine.data_parallel_size, engine.data_parallel_rank
+    size, rank = engine.devices.data_parallel_size, engine.devices.data_parallel_rank
     if size < 1:
         raise InvalidRequestError(f"--data-parallel-size must be at least 1, got {size}")
     if rank is not None and rank >= size:
@@ -145,32 +145,33 @@ def ranks_of(engine: EngineSettings, inherited: Mapping[str, str]) -> list[Rank]
     Raises:
         InvalidRequestError: fewer devices than the ranks need.
     """
-    size = engine.data_parallel_size
-    if size == 1 or engine.data_parallel_rank is not None:
+    size = engine.devices.data_parallel_size
+    if size == 1 or engine.devices.data_parallel_rank is not None:
         return [Rank(engine)]
     changes: dict[str, int] = {}
-    if engine.engine != "vllm" and engine.num_threads is None:
-        changes["num_threads"] = threads.count(None, size * engine.tensor_parallel_size)
+    if engine.model.engine != "vllm" and engine.devices.num_threads is None:
+        changes["num_threads"] = threads.count(None, size * engine.devices.tensor_parallel_size)
     found = []
     for rank in range(size):
-        settings = engine.model_copy(update={**changes, "data_parallel_rank": rank})
+        settings = engine.replace(**changes, data_parallel_rank=rank)
         found.append(Rank(settings, _devices(engine, rank, inherited)))
     return found
 
 
 def _devices(engine: EngineSettings, rank: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    if engine.device == "cpu" or engine.engine == "echo":
+    if engine.model.device == "cpu" or engine.model.engine == "echo":
         return {}
-    each = engine.tensor_parallel_size * _devices_each(engine.engine_arguments)
+    ranks = engine.devices.data_parallel_size
+    each = engine.devices.tensor_parallel_size * _devices_each(engine.library.engine_arguments)
     given = inherited.get(_VISIBLE)
     if given is None:
-        names = [str(number) for number in range(each * engine.data_parallel_size)]
+        names = [str(number) for number in range(each * ranks)]
     else:
         names = [name for name in given.split(",") if name]
-        if names and len(names) < each * engine.data_parallel_size:
+        if names and len(names) < each * ranks:
             raise InvalidRequestError(
-                f"{engine.data_parallel_size} ranks of {each} need "
-                f"{each * engine.data_parallel_size} devices; {_VISIBLE} names {len(names)}",
+                f"{ranks} ranks of {each} need {each * ranks} devices; {_VISIBLE} names "
+                f"{len(names)}",
                 param="data_parallel_size",
             )
     return {_VISIBLE: ",".join(names[rank * each : (rank + 1) * each])}
@@ -201,9 +202,9 @@ def has_experts(directory: Path) -> bool:
 
 def tied(engine: EngineSettings) -> bool:
     """Return True if ranks step together, so that none can run without the others."""
-    if engine.engine != "vllm" or engine.data_parallel_size == 1:
+    if engine.model.engine != "vllm" or engine.devices.data_parallel_size == 1:
         return False
     from inlay.tensors.hub import local_directory
 
-    directory = local_directory(engine.model)
+    directory = local_directory(engine.model.model)
     return directory is None or has_experts(directory)

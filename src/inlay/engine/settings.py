@@ -1,318 +1,92 @@
-"""Settings of all engines: a worker's flags, environment variables and config keys."""
+"""The settings of an engine: sections of options, which users meet as one flat list."""
 
-import json
-import os.path
-import re
-from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, Field
-from pydantic_core import PydanticKnownError
+from pydantic import BaseModel, Field
 
-from inlay.base.errors import InvalidRequestError
-from inlay.embedding.plan import OutputName, PoolingMode
-from inlay.extension import OneOf
-from inlay.media.spec import Kind, max_items_of
-from inlay.messages.card import Phase
-
-_SYNONYMS = {"half": "float16", "float": "float32"}
-
-DtypeName = Annotated[
-    Literal["auto", "half", "float16", "bfloat16", "float", "float32"],
-    AfterValidator(lambda name: _SYNONYMS.get(name, name)),
-]
-"""As in vLLM; half means float16, and float means float32."""
-
-
-def _engines() -> Collection[str]:
-    """The names of all engines that come with inlay, and of those that extensions here add.
-
-    One of an extension that is not loaded is refused when it is used, by a message that says so.
-    """
-    from inlay.engine.spec import engines, known
-
-    return dict.fromkeys([*known(), *engines()])
-
-
-def _with_engine(name: str) -> str:
-    names = [*map(repr, _engines())]
-    if repr(name) not in names:
-        expected = f"{', '.join(names[:-1])} or {names[-1]}"
-        raise PydanticKnownError("literal_error", {"expected": expected})
-    return name
-
-
-EngineName = Annotated[str, AfterValidator(_with_engine), OneOf(_engines)]
-"""A name in the registry of engines."""
-
-
-def _with_media_limits(value: str | None) -> str | None:
-    """The limits as JSON, also where they are written as vLLM once took them: image=4,video=1."""
-    if value is None:
-        return None
-    pairs = re.fullmatch(r"\s*(\w+=\d+)(\s*,\s*\w+=\d+)*\s*", value, re.ASCII)
-    if pairs is not None:
-        named = (pair.split("=") for pair in value.split(","))
-        value = json.dumps({kind.strip(): int(count) for kind, count in named})
-    try:
-        max_items_of(json.loads(value))
-    except (InvalidRequestError, RecursionError) as error:
-        raise ValueError(str(error)) from error
-    except ValueError as error:
-        raise ValueError(f'must be JSON, {{"image": 2}}, or image=2 ({error})') from error
-    return value
-
-
-def _with_processor_kwargs(value: str | None) -> str | None:
-    if value is not None:
-        try:
-            found = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"not JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise ValueError("settings of an image processor are an object")
-    return value
-
-
-def _interleaved(value: bool) -> bool:
-    if not value:
-        raise ValueError("images always stay where they are in a message")
-    return value
+from inlay.engine.sections import (
+    AdapterOptions,
+    BatchOptions,
+    CacheOptions,
+    ComputeOptions,
+    DeviceOptions,
+    EventOptions,
+    HealthOptions,
+    KvOptions,
+    LibraryOptions,
+    LimitOptions,
+    MediaOptions,
+    ModelOptions,
+    PoolingOptions,
+    StageOptions,
+)
 
 
 class EngineSettings(BaseModel, frozen=True, defer_build=True):
     """The served model, and the resources an engine may use.
 
-    Names are vLLM's where vLLM has the same setting.
+    An option is declared once, in its section. No two have one name: flags, variables and keys of
+    files name no section.
     """
 
-    headings: ClassVar[Mapping[str, str]] = {
-        "part": "Images, sound and stages",
-        "engine_python": "vLLM, SGLang and others",
-        "task": "Model and engine",
-        "max_model_len": "Batches and memory",
-        "enable_kv_fetch": "Keys and values",
-        "enforce_eager": "Computation",
-        "kv_events_config": "Events",
-        "limit_mm_per_prompt": "Images in prompts",
-        "max_logprobs": "Limits of requests",
-        "num_threads": "Cores and GPUs",
-        "enable_lora": "LoRA",
-        "pooling": "Vectors and scores",
-        "max_num_queued_tokens": "Checks, sleep and health",
-    }
-    """Headings of its options: a field to the one that begins with it."""
-    model: str
-    """Directory of a model, its GGUF file, or its name on the hub."""
-    engine: EngineName = "torch"
-    """Engine that runs the model: the built-in one, vLLM, SGLang, or for models that make images
-    diffusers, which is chosen for a directory with model_index.json, or vllm-omni. speech runs
-    stages of a graph that speak. echo runs no model and repeats the prompt, to measure everything
-    else."""
-    part: Literal["pipeline", "text_encoder", "denoiser", "vae", "talker", "token2wav"] = "pipeline"
-    """Part of a model that is loaded: all of it, or one stage of it, of a diffusers pipeline
-    (text_encoder, denoiser, vae) or of a model that speaks (talker, token2wav)."""
-    hidden_projector: str | None = None
-    """Safetensors file of linear layers that make hidden states rows of another model: those of a
-    stage, whose graph sets it, and those that a request asks for with project. torch engine."""
-    max_generated_image_size: int | None = Field(default=None, ge=64)
-    """Maximum number of pixels of a generated image. Unless set, four times those of the model's
-    own size, but at least 64x64 and no more than 2048x2048."""
-    max_image_cost: float | None = Field(default=None, gt=0)
-    """Maximum cost of a generated image in steps of the model's own size: its steps, times its
-    pixels over those of the model's own size. Unless set, max_inference_steps, and more where that
-    size is below 32x32."""
-    max_inference_steps: int = Field(default=200, ge=1, le=1000)
-    """Maximum number of steps of a generated image."""
-    engine_python: Path | None = None
-    """Python of the environment the engine is installed in, if it is not inlay's own; inlay is made
-    importable there."""
-    engine_arguments: list[str] = []
-    """Arguments of vLLM's, SGLang's or vLLM-Omni's own command line, as after --; for use in
-    configuration files."""
-    kv_transfer_config: str | None = None
-    """vLLM's JSON configuration for KV transfer between machines and caches."""
-    connector: list[Literal["lmcache", "nixl", "kvbm", "pd", "none"]] = []
-    """Short form of kv_transfer_config: vLLM's KV connectors; the resulting configuration is
-    printed."""
-    task: Literal["auto", "generate", "embed", "score", "encode", "image"] = "auto"
-    """Task of the model: generate text, embed texts, score pairs and classify texts with a
-    classification head, encode media without the language model, or make images. auto is derived
-    from the model's files and is never encode."""
-    served_model_name: list[str] = []
-    """Model names for clients; the first is the displayed one. Unless set, the last part of the
-    model's directory, or its name on the hub."""
-    revision: str | None = None
-    """Revision of a hub model."""
-    generation_config: str = "auto"
-    """Source of sampling's defaults and of end tokens: auto is the model's generation_config.json,
-    a directory is the one in it. With vllm or none sampling has the API's own defaults, and the
-    model's end tokens stay."""
-    dtype: DtypeName = "auto"
-    """Activation dtype; auto takes the checkpoint's, half is float16, float is float32."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device the model runs on."""
-    max_model_len: int | None = Field(default=None, ge=16)
-    """Maximum length of prompt and output together, in positions; unless set, the model's own."""
-    max_num_seqs: int = Field(default=64, ge=1, le=4096)
-    """Maximum number of sequences in one step."""
-    max_num_batched_tokens: int = Field(default=2048, ge=16)
-    """Maximum number of positions computed in one step; longer prompts are chunked. Unless set, the
-    torch engine on a CPU takes 512, and more only for what must not be split."""
-    block_size: int = Field(default=32, ge=16, multiple_of=16)
-    """Positions in a page of the KV cache."""
-    kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
-    """Size of the KV cache. Unless set, on a CPU enough for max_num_seqs short prompts or one full
-    context, within a quarter of free memory; on a GPU what gpu_memory_utilization leaves."""
-    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
-    """Share of a GPU's memory for weights, activations and KV cache together, if
-    kv_cache_memory_bytes is not set; 0.9 unless given. Without effect on a CPU."""
-    enable_prefix_caching: bool = True
-    """Reuse the keys and values of equal prefixes."""
-    enable_kv_fetch: bool = False
-    """Give cached keys and values to the fleet's other workers of the model, and fetch theirs where
-    that takes less time than computing them (engine torch)."""
-    kv_offloading_size: float | None = Field(default=None, gt=0)
-    """GiB of host memory for keys and values that the cache evicts; they outlive a crash of the
-    engine, and are read back where that takes less time than computing them (engine torch)."""
-    kv_offloading_dir: Path | None = None
-    """Directory for keys and values that host memory, or without it the cache, has no room for;
-    they are encrypted, and found again after a restart with the same secret (engine torch)."""
-    kv_offloading_disk_size: float = Field(default=10, gt=0)
-    """GiB of files in kv_offloading_dir at most."""
-    role: Phase = "both"
-    """Part of requests that the fleet's routers prefer this worker for: prefill computes prompts,
-    decode makes tokens and fetches the prompts' keys and values. Each takes whole requests too, but
-    for sglang's. prefill and decode imply --enable-kv-fetch, with vllm --connector nixl, with
-    sglang --disaggregation-mode."""
-    enforce_eager: bool = False
-    """Do not capture decoding as CUDA graphs (GPU only)."""
-    async_scheduling: bool | None = None
-    """Launch a step before the results of the last are read; unless set, on a GPU only."""
-    batch_invariant: bool | None = None
-    """Equal outputs in bfloat16, bit by bit, whatever is computed beside a request, its chunks, or
-    where it was resumed. Torch engine: some models, CPUs with AVX512-BF16; unless set, where it
-    costs nothing (no AMX, no LoRA). vllm: its own VLLM_BATCH_INVARIANT, on GPUs."""
-    activations: Literal["auto", "exact", "int8"] = "auto"
-    """Rounding of what a GGUF file's blocks are multiplied with, on a CPU (torch engine). int8: to
-    integers of eight bits with a scale for each 32; weights stay in their blocks, in memory too.
-    exact: none; weights are dequantised when the model is loaded. auto: int8 where there are
-    kernels for this CPU (AVX2), else exact."""
-    quantization: Literal["int8", "q4_k"] | None = None
-    """Round the weights of a plain checkpoint's linear layers as it is loaded, on a CPU (torch
-    engine): to 8.5 or 4.5 bits (a head always to 8.5), with activations in int8; embedding tables
-    stay. `inlay doctor --quality` measures the loss. vLLM's flag of this name goes after `--`."""
-    speculative_config: str | None = None
-    """Speculative decoding, as vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 8,
-    "prompt_lookup_min": 2, "prompt_lookup_max": 5}. Methods of the torch engine: ngram (unless set,
-    on a CPU), eagle3 with {"model": "HEAD"}, mtp, grammar, none; or a smaller model by
-    {"model": "DIRECTORY"} alone. It computes as many drafts as pay, and ids a grammar forces."""
-    kv_events_config: str | None = None
-    """Endpoints to publish KV cache events on, as JSON with vLLM's keys: enable_kv_cache_events,
-    publisher (zmq, null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic."""
-    kv_events_token_ids: bool = False
-    """Publish the token ids of cached blocks, which disclose users' texts; unless set, keyed
-    digests only."""
-    limit_mm_per_prompt: Annotated[str | None, AfterValidator(_with_media_limits)] = None
-    """Maximum images of one prompt as JSON: {"image": 2}, or {"image": {"count": 2}}, or as
-    image=2,video=1; unlimited unless set."""
-    mm_processor_kwargs: Annotated[str | None, AfterValidator(_with_processor_kwargs)] = None
-    """Settings of the image processor in place of the model's own, as JSON: {"max_pixels": 602112}.
-    Those that decide how many rows an image has, by family: max_pixels, min_pixels, size,
-    max_patches, min_patches, do_image_splitting, max_soft_tokens."""
-    interleave_mm_strings: Annotated[bool, AfterValidator(_interleaved)] = True
-    """Images stay where they are in a message, for every chat template. It cannot be switched
-    off."""
-    enable_mm_embeds: bool = False
-    """Accept embeddings of images that a client's own encoder made (image_embeds)."""
-    language_model_only: bool = False
-    """Do not load the encoder of images: workers of the fleet with --task encode encode them for
-    this one."""
-    encoder_cache_bytes: int = Field(default=1 << 30, ge=0)
-    """Maximum size of the rows of encoded images that are kept, in bytes."""
-    max_logprobs: int = Field(default=20, ge=-1)
-    """Maximum number of alternatives per token that logprobs may ask for; -1 for the vocabulary's
-    size. 512 bytes of a frontend's memory are reserved for each alternative of a token."""
-    max_prompt_embeds_abs: float | None = Field(default=None, gt=0)
-    """Largest allowed absolute value in an embedding vector; unless set, 100 times the embedding
-    table's largest."""
-    num_threads: int | None = Field(default=None, ge=1)
-    """CPU threads of the engine; unless set, the number of cores less one, at least one."""
-    tensor_parallel_size: int = Field(default=1, ge=1, le=1024)
-    """Number of processes that have a share of the model's weights and KV cache each; on GPUs each
-    has a device of its own, on a CPU a part of the cores."""
-    data_parallel_size: int = Field(default=1, ge=1, le=1024)
-    """Number of data-parallel ranks: engines of the same model, each in a process of its own, among
-    which requests are routed."""
-    data_parallel_rank: int | None = Field(default=None, ge=0)
-    """Run this rank only; the others run elsewhere. Unless set, all."""
-    enable_lora: bool = False
-    """Reserve room for LoRA adapters in the model."""
-    max_loras: int = Field(default=8, ge=1, le=1024)
-    """Maximum number of LoRA adapters in one step."""
-    max_cpu_loras: int | None = Field(default=None, ge=1, le=65536)
-    """Maximum number of loaded adapters, kept in CPU memory. Unless set, 64, or max_loras if that
-    is more; with vLLM max_loras."""
-    max_lora_rank: int = Field(default=16, ge=1, le=512)
-    """Maximum rank of a LoRA adapter."""
-    lora_modules: list[str] = []
-    """Adapters to load at the start: name=path, or {"name": ..., "path": ...} as JSON; a path may
-    be an address that allowed_lora_sources allows."""
-    allowed_lora_sources: list[str] = ["file:///"]
-    """Allowed prefixes of adapters' addresses: file:///directory/, https://host/path/,
-    s3://bucket/prefix/, hf://owner/. Unless set, any local directory."""
-    lora_cache_dir: Path | None = None
-    """Directory for fetched adapters; unless set, a temporary one."""
-    lora_cache_bytes: int = Field(default=10 * 1024**3, ge=1024**2)
-    """Maximum size of lora_cache_dir in bytes; the least recently used adapters are evicted."""
-    max_lora_bytes: int = Field(default=2 * 1024**3, ge=1024)
-    """Maximum size of one adapter's files in bytes."""
-    lora_drain_timeout: float = Field(default=30.0, ge=0)
-    """Seconds that running requests may take to end when their adapter is unloaded; then they are
-    aborted."""
-    pooling: Literal["auto", PoolingMode] = "auto"
-    """Pooling of hidden states to an embedding. auto is the model's own, else the mean for encoders
-    and the last state for decoders."""
-    outputs: list[OutputName] = []
-    """Outputs of a model that embeds which requests may name, the first where they name none:
-    dense, sparse, tokens, token_labels. Unless given, all that its files have."""
-    matryoshka_dimensions: list[int] = []
-    """Dimensions that requests may shorten embeddings to, for models trained for it whose
-    config.json does not say so."""
-    float32_matmul_precision: Literal["highest", "high"] = "highest"
-    """Precision of float32 products, as in torch: highest keeps all 24 bits, high about 16 where
-    that is faster: embeddings and scores of BERT-like models on a CPU with AMX."""
-    max_num_queued_tokens: int = Field(default=1_000_000, ge=1)
-    """Maximum number of positions queued for embedding at a worker. Further requests wait in the
-    router."""
-    self_check: Literal["off", "start", "full", "strict"] = "start"
-    """Compare the loaded model with its own code in transformers before it is ready. start: leave
-    out modules that differ, refuse wrong numbers, and use what an earlier start or the fleet keeps;
-    full: compare everything again; strict: also refuse where anything had to be left out; off:
-    compare modules on made inputs alone. vLLM and SGLang are compared with what is kept: start
-    marks one that differs, strict refuses it."""
-    self_check_interval: float = Field(default=600.0, ge=0)
-    """Seconds between requests of a worker to itself whose answer must be that of the start, also
-    sent after a wake-up and changes of adapters; 0, and self_check off, disable them."""
-    enable_sleep_mode: bool = False
-    """Let admins put the worker to sleep, which releases its memory, and wake it."""
-    health_probe_interval: float = Field(default=30.0, ge=0)
-    """Seconds between a worker's probe requests to its own engine, the first before it is ready; 0
-    disables them."""
-    health_probe_timeout: float = Field(default=60.0, gt=0)
-    """Seconds without an answer to a probe after which the engine counts as stuck."""
+    model: ModelOptions = Field(title="Model and engine")
+    stages: StageOptions = Field(default_factory=StageOptions, title="Images, sound and stages")
+    library: LibraryOptions = Field(default_factory=LibraryOptions, title="vLLM, SGLang and others")
+    batch: BatchOptions = Field(default_factory=BatchOptions, title="Batches and memory")
+    cache: CacheOptions = Field(default_factory=CacheOptions, title="Batches and memory")
+    kv: KvOptions = Field(default_factory=KvOptions, title="Keys and values")
+    compute: ComputeOptions = Field(default_factory=ComputeOptions, title="Computation")
+    events: EventOptions = Field(default_factory=EventOptions, title="Events")
+    media: MediaOptions = Field(default_factory=MediaOptions, title="Images in prompts")
+    limits: LimitOptions = Field(default_factory=LimitOptions, title="Limits of requests")
+    devices: DeviceOptions = Field(default_factory=DeviceOptions, title="Cores and GPUs")
+    adapters: AdapterOptions = Field(default_factory=AdapterOptions, title="LoRA")
+    pooling: PoolingOptions = Field(default_factory=PoolingOptions, title="Vectors and scores")
+    health: HealthOptions = Field(default_factory=HealthOptions, title="Checks, sleep and health")
 
-    @property
-    def kv_offloading_bytes(self) -> int:
-        """Host memory for keys and values that the cache evicts."""
-        return int((self.kv_offloading_size or 0) * 1024**3)
+    @classmethod
+    def of(cls, **options: Any) -> "EngineSettings":
+        """Check options that are given by their names.
+
+        Raises:
+            ValueError: there is no such option, or it may not have this value.
+        """
+        return cls.model_validate(_by_section(options))
+
+    def replace(self, **options: Any) -> "EngineSettings":
+        """Return a copy with other values of some options, which are not checked."""
+        changed = {
+            section: getattr(self, section).model_copy(update=values)
+            for section, values in _by_section(options).items()
+        }
+        return self.model_copy(update=changed)
+
+    def value(self, option: str) -> Any:
+        """Look an option up, in whatever section it is."""
+        return getattr(getattr(self, sections()[option]), option)
+
+    @staticmethod
+    def default(option: str) -> Any:
+        """Return what an option is unless it is set."""
+        section: Any = EngineSettings.model_fields[sections()[option]].annotation
+        return section.model_fields[option].default
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that were set, be it to their default, by name."""
+        return {
+            option: getattr(section, option)
+            for _, section in self
+            for option in section.__class__.model_fields
+            if option in section.model_fields_set
+        }
 
     @property
     def keeps_evicted_kv(self) -> bool:
         """True if keys and values are kept that the cache evicts."""
-        kept = self.kv_offloading_size is not None or self.kv_offloading_dir is not None
-        return self.enable_prefix_caching and kept
+        kept = self.kv.kv_offloading_size is not None or self.kv.kv_offloading_dir is not None
+        return self.cache.enable_prefix_caching and kept
 
     @property
     def moves_kv(self) -> bool:
@@ -322,45 +96,38 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     @property
     def exchanges_pages(self) -> bool:
         """True if pages of the cache go to other workers and come from them."""
-        return self.enable_prefix_caching and (self.enable_kv_fetch or self.role != "both")
-
-    @property
-    def max_media_items(self) -> dict[Kind, int]:
-        """Maximum items of each kind of media in one prompt."""
-        if self.limit_mm_per_prompt is None:
-            return {}
-        return max_items_of(json.loads(self.limit_mm_per_prompt))
-
-    @property
-    def processor_kwargs(self) -> dict[str, Any]:
-        """Settings of the image processor in place of the model's own."""
-        found: dict[str, Any] = json.loads(self.mm_processor_kwargs or "{}")
-        return found
+        return self.cache.enable_prefix_caching and (
+            self.kv.enable_kv_fetch or self.kv.role != "both"
+        )
 
     @property
     def cpu_loras(self) -> int:
         """Maximum number of loaded adapters."""
-        if self.max_cpu_loras is not None:
-            return self.max_cpu_loras
-        return self.max_loras if self.engine == "vllm" else max(64, self.max_loras)
+        adapters = self.adapters
+        if adapters.max_cpu_loras is not None:
+            return adapters.max_cpu_loras
+        return adapters.max_loras if self.model.engine == "vllm" else max(64, adapters.max_loras)
 
     @property
     def step_loras(self) -> int:
         """Maximum number of LoRA adapters in one step."""
-        return min(self.max_loras, self.cpu_loras)
+        return min(self.adapters.max_loras, self.cpu_loras)
 
-    def most_logprobs(self, vocab_size: int) -> int:
-        """Alternatives per token that may be asked for, of a model with that vocabulary."""
-        return vocab_size if self.max_logprobs < 0 else min(self.max_logprobs, vocab_size)
 
-    @property
-    def names(self) -> list[str]:
-        """Names clients may use; the first is the displayed one."""
-        if self.served_model_name:
-            return self.served_model_name
-        path = Path(self.model).expanduser()
-        # Keep the name of a symbolic link, not of its target.
-        last = Path(os.path.abspath(path))  # noqa: PTH100
-        if path.is_dir():
-            return [last.name or self.model]
-        return [last.stem if path.is_file() else self.model]
+@cache
+def sections() -> Mapping[str, str]:
+    """Return the section of each option, by name."""
+    found: dict[str, str] = {}
+    for name, field in EngineSettings.model_fields.items():
+        section: Any = field.annotation
+        found |= dict.fromkeys(section.model_fields, name)
+    return found
+
+
+def _by_section(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for option, value in options.items():
+        if option not in sections():
+            raise ValueError(f"{option!r} is no option of an engine")
+        found.setdefault(sections()[option], {})[option] = value
+    return found

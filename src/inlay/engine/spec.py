@@ -78,11 +78,11 @@ def check_options(settings: EngineSettings) -> None:
         InvalidRequestError: as said.
     """
     spec = spec_of(settings)
-    exchanges = settings.role != "both" and settings.engine != "sglang"
-    if exchanges and not settings.enable_prefix_caching:
+    exchanges = settings.kv.role != "both" and settings.model.engine != "sglang"
+    if exchanges and not settings.cache.enable_prefix_caching:
         raise InvalidRequestError(
-            f"--role {settings.role} needs prefix caching: what other workers fetch is what it has "
-            "cached",
+            f"--role {settings.kv.role} needs prefix caching: what other workers fetch is what it "
+            "has cached",
             param="role",
         )
     if spec.check:
@@ -92,7 +92,7 @@ def check_options(settings: EngineSettings) -> None:
             continue
         takers = [name for name, other in engines().items() if option in other.options]
         raise InvalidRequestError(
-            f"--{option.replace('_', '-')} is for {_named(takers)}, not for {settings.engine}"
+            f"--{option.replace('_', '-')} is for {_named(takers)}, not for {settings.model.engine}"
             f"{spec.hints.get(option, '')}",
             param=option.partition(" ")[0],
         )
@@ -112,8 +112,8 @@ def _import(path: str) -> Callable[..., Any]:
 
 def _is_set(settings: EngineSettings, option: str) -> bool:
     name, _, task = option.partition(" ")
-    value = getattr(settings, name)
-    default = EngineSettings.model_fields[name].default
+    value = settings.value(name)
+    default = EngineSettings.default(name)
     return value == task if task else value is not False and value not in (default, None, "")
 
 
@@ -228,11 +228,11 @@ def spec_of(settings: EngineSettings) -> EngineSpec:
     Raises:
         InvalidRequestError: it is of an extension that is not loaded.
     """
-    found = engines().get(settings.engine)
+    found = engines().get(settings.model.engine)
     if found is None:
         raise InvalidRequestError(
-            f"--engine {settings.engine} is of an extension that is not loaded ({FLAG}); there "
-            f"are: {', '.join(engines())}",
+            f"--engine {settings.model.engine} is of an extension that is not loaded ({FLAG}); "
+            f"there are: {', '.join(engines())}",
             param="engine",
         )
     return found

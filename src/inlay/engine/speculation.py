@@ -55,10 +55,10 @@ def speculative_config(settings: EngineSettings) -> SpeculativeConfig | None:
 
     Raises `InvalidRequestError` if the setting is not JSON, or not what this engine does.
     """
-    if settings.speculative_config is None:
+    if settings.compute.speculative_config is None:
         return None
     try:
-        return SpeculativeConfig.model_validate_json(settings.speculative_config)
+        return SpeculativeConfig.model_validate_json(settings.compute.speculative_config)
     except ValidationError as error:
         faults = "; ".join(
             ".".join(map(str, fault["loc"])) + (": " if fault["loc"] else "") + fault["msg"]

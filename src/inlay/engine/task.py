@@ -38,13 +38,13 @@ _FILES = ("config.json", "modules.json")
 
 def with_engine(settings: EngineSettings) -> EngineSettings:
     """Return `settings` with the engine for the files of the model, unless one was chosen."""
-    if "engine" in settings.model_fields_set:
+    if "engine" in settings.model.model_fields_set:
         return settings
     source: ModelSource
     for _, source in parts("models"):
-        engine = source.engine_of(settings.model)
+        engine = source.engine_of(settings.model.model)
         if engine is not None:
-            return settings.model_copy(update={"engine": engine})
+            return settings.replace(engine=engine)
     return settings
 
 
@@ -55,20 +55,20 @@ def with_task(settings: EngineSettings) -> EngineSettings:
         InvalidRequestError: neither a directory nor an available hub model, or it has no
             config.json.
     """
-    if settings.task != "auto":
+    if settings.model.task != "auto":
         return settings
     if only := spec_of(settings).task:
-        return settings.model_copy(update={"task": only})
+        return settings.replace(task=only)
     task: ChosenTask = "generate"
     # The echo engine runs no model: the files do not matter.
-    if settings.engine != "echo":
+    if settings.model.engine != "echo":
         # Imported late: it loads the hub's client.
         from inlay.engine.weights import directory_of
 
-        task, because = task_of(directory_of(settings.model, settings.revision, _FILES))
+        task, because = task_of(directory_of(settings.model.model, settings.model.revision, _FILES))
         if task != "generate":
             log.info("serving with --task %s: %s", task, because)
-    return settings.model_copy(update={"task": task})
+    return settings.replace(task=task)
 
 
 def task_of(directory: Path) -> tuple[ChosenTask, str]:

@@ -386,25 +386,31 @@ async def host_of(
         InlayError: one of them cannot be loaded.
     """
     library = AdapterLibrary(
-        settings.allowed_lora_sources,
-        cache_dir=settings.lora_cache_dir,
-        cache_bytes=settings.lora_cache_bytes,
-        max_bytes=settings.max_lora_bytes,
+        settings.adapters.allowed_lora_sources,
+        cache_dir=settings.adapters.lora_cache_dir,
+        cache_bytes=settings.adapters.lora_cache_bytes,
+        max_bytes=settings.adapters.max_lora_bytes,
         model=Path(engine.card.path),
     )
     adapters = AdapterRegistry(
-        engine, library, secret, most=settings.cpu_loras, drain_seconds=settings.lora_drain_timeout
+        engine,
+        library,
+        secret,
+        most=settings.cpu_loras,
+        drain_seconds=settings.adapters.lora_drain_timeout,
     )
-    for order in parse_modules(settings.lora_modules):
+    for order in parse_modules(settings.adapters.lora_modules):
         await adapters.load(order)
     return EngineHost(
         engine,
         adapters,
-        sleep_mode=settings.enable_sleep_mode,
-        probe_interval=settings.health_probe_interval,
-        probe_timeout=settings.health_probe_timeout,
-        canary_interval=0 if settings.self_check == "off" else settings.self_check_interval,
-        batch_invariant=settings.batch_invariant is True,
+        sleep_mode=settings.health.enable_sleep_mode,
+        probe_interval=settings.health.health_probe_interval,
+        probe_timeout=settings.health.health_probe_timeout,
+        canary_interval=0
+        if settings.health.self_check == "off"
+        else settings.health.self_check_interval,
+        batch_invariant=settings.compute.batch_invariant is True,
         tracing=tracing,
         prompt_embeds=prompt_embeds,
         embeds_cache=embeds_cache,

@@ -75,8 +75,8 @@ def check_adapters(settings: EngineSettings) -> None:
             room, or an adapter on this machine that the model cannot take, as far as the headers of
             its files say.
     """
-    orders = parse_modules(settings.lora_modules)
-    allowed = AllowedSources(settings.allowed_lora_sources)
+    orders = parse_modules(settings.adapters.lora_modules)
+    allowed = AllowedSources(settings.adapters.allowed_lora_sources)
     if len(orders) > settings.cpu_loras:
         raise InvalidRequestError(
             f"{len(orders)} adapters are named in --lora-modules, and there is room for "
@@ -100,20 +100,21 @@ def _check_files(order: LoadAdapter, settings: EngineSettings, allowed: AllowedS
     ):
         return
     allowed.check(where)
-    model = Path(settings.model).expanduser()
+    model = Path(settings.model.model).expanduser()
     files = open_adapter(
         directory,
-        max_bytes=settings.max_lora_bytes,
+        max_bytes=settings.adapters.max_lora_bytes,
         check_table=unchanged_from(model) if model.exists() else ignore,
     )
     if not isinstance(files, LoraFiles):
         return
-    elsewhere = "--enable-lora" in settings.engine_arguments
-    if not settings.enable_lora and not elsewhere:
+    elsewhere = "--enable-lora" in settings.library.engine_arguments
+    if not settings.adapters.enable_lora and not elsewhere:
         raise InvalidRequestError("LoRA adapters are off; --enable-lora makes room for them")
-    if files.rank > settings.max_lora_rank and not elsewhere:
+    if files.rank > settings.adapters.max_lora_rank and not elsewhere:
         raise InvalidRequestError(
-            f"it has rank {files.rank}; allowed: at most {settings.max_lora_rank} (--max-lora-rank)"
+            f"it has rank {files.rank}; allowed: at most {settings.adapters.max_lora_rank} "
+            "(--max-lora-rank)"
         )
     if model.exists():
         check_fits(files, shapes_of(model))

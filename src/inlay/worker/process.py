@@ -154,7 +154,7 @@ async def spawn(
     Raises:
         InvalidRequestError: it cannot run in the Python the settings name.
     """
-    python = await interpreter(settings.engine_python)
+    python = await interpreter(settings.library.engine_python)
     ours, theirs = socket.socketpair()
     arena = Arena(arena_bytes)
     lent = () if host_memory is None else (host_memory,)
@@ -216,7 +216,7 @@ def starting(
 
     Arguments as `spawn`'s.
     """
-    size = rank.settings.kv_offloading_bytes
+    size = rank.settings.kv.kv_offloading_bytes
     # Of the rank, not of a process: a later one finds what was kept.
     host_memory = anonymous_file(size) if size else None
 
@@ -294,7 +294,10 @@ async def run(
         if asking is not None:
             references.use(asking)
         self_check = await _while_awaited(
-            _started(runner, settings.self_check, shared=asking is not None), channel, stop, asking
+            _started(runner, settings.health.self_check, shared=asking is not None),
+            channel,
+            stop,
+            asking,
         )
         cache = EmbedsCache(0 if boot.listen is None else boot.listen.cache_bytes, liveness.now)
         host = await host_of(
@@ -326,7 +329,7 @@ async def run(
                 _failed(runner),
                 host.probe(),
                 host.watch_numbers(),
-                check_later(runner, host, self_check, settings.self_check_interval),
+                check_later(runner, host, self_check, settings.health.self_check_interval),
             )
     except InlayError as error:
         return await _fail(channel, error)

@@ -32,7 +32,7 @@ LENGTHS = (64, 63, 40, 30, 29, 27, 12, 12, 12, 7, 3, 1)
 
 @cache
 def encoder(path: Path, task: str = "embed", **settings: object) -> Encoder:
-    return Encoder.load(EngineSettings(model=str(path), task=task, **settings))  # type: ignore[arg-type]
+    return Encoder.load(EngineSettings.of(model=str(path), task=task, **settings))
 
 
 def ids(length: int, seed: int = 0) -> list[int]:
@@ -155,7 +155,7 @@ def test_what_makes_a_vector_is_part_of_the_weights_identity() -> None:
     assert encoder(bert).weights_id != encoder(bge).weights_id
     assert (
         encoder(bert).weights_id
-        == Encoder.load(EngineSettings(model=str(bert), task="embed")).weights_id
+        == Encoder.load(EngineSettings.of(model=str(bert), task="embed")).weights_id
     )
     assert encoder(bert).weights_id != encoder(bert, pooling="cls").weights_id
 

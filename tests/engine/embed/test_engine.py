@@ -19,7 +19,7 @@ class TestEmbedEngine(EmbedConformance, CloseConformance):
 
     @pytest.fixture
     def settings(self, directory: Path) -> EngineSettings:
-        return EngineSettings(model=str(directory), task="embed", **LIMITS)
+        return EngineSettings.of(model=str(directory), task="embed", **LIMITS)
 
 
 class TestScoreEngine(ScoreConformance):
@@ -29,4 +29,4 @@ class TestScoreEngine(ScoreConformance):
 
     @pytest.fixture
     def settings(self, directory: Path) -> EngineSettings:
-        return EngineSettings(model=str(directory), task="score", **LIMITS)
+        return EngineSettings.of(model=str(directory), task="score", **LIMITS)

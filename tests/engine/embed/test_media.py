@@ -67,7 +67,7 @@ def prompts(case: str) -> list[Parts]:
 
 @asynccontextmanager
 async def running(directory: Path, **options: Any) -> AsyncIterator[Engine]:
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(directory), task="embed", device="cpu", num_threads=1, **options
     )
     engine = engines.create(settings, SECRET)

@@ -43,7 +43,7 @@ Array = npt.NDArray[Any]
 @cache
 def encoder(path: Path, *names: str) -> Encoder:
     settings = {"model": str(path), "task": "embed", "outputs": list(names)}
-    return Encoder.load(EngineSettings.model_validate(settings))
+    return Encoder.load(EngineSettings.of(**settings))
 
 
 def asked(text: str, path: Path, *names: str, most: int = 0) -> EmbedInput:
@@ -112,7 +112,7 @@ def test_a_bare_masked_language_model_embeds_and_says_that_it_may_be_splade(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = models.masked()
-    found = Encoder.load(EngineSettings(model=str(path), task="embed"))
+    found = Encoder.load(EngineSettings.of(model=str(path), task="embed"))
     assert [each.name for each in found.card.outputs] == ["dense", "tokens", "sparse"]
     assert caplog.text.count("--outputs sparse") == 1
     assert [each.name for each in encoder(path, "sparse").card.outputs] == ["sparse"]
@@ -321,4 +321,4 @@ def test_a_module_that_is_not_known_is_refused_and_so_is_a_projection_elsewhere(
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "config.json").write_text(json.dumps(config))
         with pytest.raises(InvalidRequestError, match="is made of"):
-            Encoder.load(EngineSettings(model=str(tmp_path), task="embed"))
+            Encoder.load(EngineSettings.of(model=str(tmp_path), task="embed"))

@@ -30,7 +30,7 @@ async def test_a_worker_is_held_to_what_is_kept_of_its_pool(
     caplog.set_level(logging.INFO)
     directory = lifelike(tiny_embedding(name) if task == "embed" else tiny_scoring(name, 1))
     given = {"model": str(directory), "task": task, "device": "cpu", **LIMITS}
-    settings = EngineSettings.model_validate(given)
+    settings = EngineSettings.of(**given)
     with own_cache(tmp_path):
         async with running(settings) as engine:
             assert engine.card.dtype == "bfloat16"
@@ -43,7 +43,7 @@ async def test_a_reference_of_another_width_is_not_compared(
     caplog.set_level(logging.INFO)
     given = {"model": str(tiny_embedding("bert")), "task": "embed", "device": "cpu", **LIMITS}
     with own_cache(tmp_path):
-        async with running(EngineSettings.model_validate(given)) as engine:
+        async with running(EngineSettings.of(**given)) as engine:
             card = engine.card
             LocalReferences().keep(key_of(card.weights_id, card.dtype), _kept().encode())
             assert await check_pool(engine, "start", shared=True) is None

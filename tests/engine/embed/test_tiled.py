@@ -210,7 +210,7 @@ def test_a_model_served_over_tiles_gives_the_vectors_and_scores_it_gave(
     with torch.random.fork_rng():
         torch.manual_seed(3)
         kind(config()).save_pretrained(tmp_path)
-    settings = EngineSettings(model=str(tmp_path), task=task, num_threads=1, **asked)  # type: ignore[arg-type]
+    settings = EngineSettings.of(model=str(tmp_path), task=task, num_threads=1, **asked)
     prompts = [Prompt.of(Tokens(list(range(1, length)))) for length in (40, 31, 8)]
     seconds = [9, 7, 3] if task == "score" else []
     found = []

@@ -11,12 +11,12 @@ from tests.vision_models import vision
 
 def test_images_of_compared_models_are_laid_out_and_videos_are_not_taken() -> None:
     directory = vision("qwen2_5_vl", patch=14)
-    spec = image_spec(EngineSettings(model=str(directory), enable_mm_embeds=True), directory)
+    spec = image_spec(EngineSettings.of(model=str(directory), enable_mm_embeds=True), directory)
     assert spec is not None
     assert (spec.mrope, spec.embeds, spec.video, set(spec.placeholders)) == (
         True, True, None, {"image"},
     )  # fmt: skip
-    assert image_spec(EngineSettings(model=str(tiny("llama"))), tiny("llama")) is None
+    assert image_spec(EngineSettings.of(model=str(tiny("llama"))), tiny("llama")) is None
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,4 @@ def test_a_model_that_sglang_is_not_given_images_of_is_refused_with_the_reason(
 ) -> None:
     directory = vision(family)
     with pytest.raises(InvalidRequestError, match=reason):
-        image_spec(EngineSettings(model=str(directory), **settings), directory)  # type: ignore[arg-type]
+        image_spec(EngineSettings.of(model=str(directory), **settings), directory)

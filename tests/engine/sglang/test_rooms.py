@@ -26,7 +26,7 @@ DECODE = replace(CARD, phase="decode", kv_rooms="f")
 
 def settings(*after: str, **changes: Any) -> EngineSettings:
     given = {"device": "cuda", **changes}
-    return EngineSettings(model="m", engine="sglang", engine_arguments=list(after), **given)
+    return EngineSettings.of(model="m", engine="sglang", engine_arguments=list(after), **given)
 
 
 def request(room: KvRoom | None = ROOM, **fields: Any) -> Request:

@@ -38,9 +38,7 @@ PROMPT = 3
 
 @asynccontextmanager
 async def running(part: str) -> AsyncIterator[SpeechEngine]:
-    settings = EngineSettings.model_validate(
-        {"model": str(omni()), "engine": "speech", "part": part, "device": "cpu"}
-    )
+    settings = EngineSettings.of(model=str(omni()), engine="speech", part=part, device="cpu")
     engine = SpeechEngine(settings, Secret(bytes(32)))
     await engine.start()
     try:

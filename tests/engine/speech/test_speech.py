@@ -44,9 +44,7 @@ CHUNK_ERROR = 1e-3
 
 @cache
 def part(name: str) -> Any:
-    settings = EngineSettings.model_validate(
-        {"model": str(omni()), "engine": "speech", "part": name, "device": "cpu"}
-    )
+    settings = EngineSettings.of(model=str(omni()), engine="speech", part=name, device="cpu")
     return load(settings).model
 
 
@@ -300,10 +298,10 @@ def test_the_page_says_how_voices_are_written(
 def test_files_that_are_no_such_model_are_refused(tmp_path: Path) -> None:
     settings = {"model": str(omni()), "engine": "speech", "device": "cpu"}
     with pytest.raises(InvalidRequestError, match="not a whole model"):
-        load(EngineSettings.model_validate(settings))
+        load(EngineSettings.of(**settings))
     for file in omni().iterdir():
         if file.name != "speakers.safetensors":
             (tmp_path / file.name).symlink_to(file)
     settings |= {"model": str(tmp_path), "part": "talker"}
     with pytest.raises(InvalidRequestError, match=r"speakers.safetensors cannot be read.*docs/"):
-        load(EngineSettings.model_validate(settings))
+        load(EngineSettings.of(**settings))

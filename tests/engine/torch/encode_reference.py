@@ -47,8 +47,8 @@ def _flat(found: Any) -> Tensor:
 
 
 def settings(family: str, **values: object) -> EngineSettings:
-    return EngineSettings.model_validate(
-        {"model": str(directory_of(family)), "task": "encode", "device": "cpu", "num_threads": 1}
+    return EngineSettings.of(
+        **{"model": str(directory_of(family)), "task": "encode", "device": "cpu", "num_threads": 1}
         | values
     )
 

@@ -31,7 +31,7 @@ def settings_of(directory: Path, **changes: Any) -> EngineSettings:
         "max_cpu_loras": 3,
         "max_lora_rank": 8,
     }
-    return EngineSettings(**(values | changes))
+    return EngineSettings.of(**(values | changes))
 
 
 class TestTorchAdapters(AdapterConformance):

@@ -39,7 +39,7 @@ from tests.engine.torch.test_bfloat16 import SETTINGS, prompts
 from tests.engine.torch.test_page_exchange import FROM_PEER, PEER, pair
 from tests.models import tiny
 
-INVARIANT = SETTINGS.model_copy(update={"batch_invariant": True})
+INVARIANT = SETTINGS.replace(batch_invariant=True)
 LENGTH, CUT = 160, 90
 NUMBERS = (0, 5)
 
@@ -252,11 +252,11 @@ def test_the_card_says_that_resuming_is_exact() -> None:
 def test_what_cannot_be_invariant_is_refused_with_the_reason(
     family: str, dtype: str, reason: str
 ) -> None:
-    settings = INVARIANT.model_copy(update={"model": str(tiny(family, dtype))})
+    settings = INVARIANT.replace(model=str(tiny(family, dtype)))
     with pytest.raises(InvalidRequestError, match=reason) as caught:
         CausalModel.load(settings)
     assert caught.value.param == "batch_invariant"
-    unset = settings.model_copy(update={"batch_invariant": None})
+    unset = settings.replace(batch_invariant=None)
     assert not CausalModel.load(unset).batch_invariant
 
 

@@ -29,7 +29,7 @@ NEAR = 0.25
 """Logits: four steps of bfloat16 from 8 to 16, where the largest of this model's are."""
 
 LENGTH, CUT = 250, 130
-SETTINGS = EngineSettings(
+SETTINGS = EngineSettings.of(
     model=str(demo.model_dir()), device="cpu", num_threads=1, batch_invariant=False
 )
 

@@ -47,7 +47,7 @@ class Listener:
 def listened(limits: Any, **options: Any) -> tuple[Simulation, Listener, CacheEventQueue]:
     """A simulation whose cache is listened to."""
     listener = Listener()
-    told = EngineSettings(
+    told = EngineSettings.of(
         model="m", block_size=limits.page_size, kv_events_token_ids=options.pop("token_ids", False)
     )
     events = CacheEventQueue(told, SECRET)
@@ -187,7 +187,7 @@ def test_routing_keys_are_those_of_the_prompts_own_chain() -> None:
 
 
 def test_nothing_is_kept_where_nobody_listens() -> None:
-    events = CacheEventQueue(EngineSettings(model="m"), SECRET)
+    events = CacheEventQueue(EngineSettings.of(model="m"), SECRET)
     events.begin((None,), 32)
     simulation = Simulation(bounds(), events=events)
     simulation.admit(Tokens([1] * 40))

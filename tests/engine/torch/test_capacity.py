@@ -16,7 +16,7 @@ def pages(
     **settings: float,
 ) -> int:
     return num_pages(
-        EngineSettings(model="m", **({"block_size": 16} | settings)),  # type: ignore[arg-type]
+        EngineSettings.of(model="m", **({"block_size": 16} | settings)),
         page_bytes=1024,
         windows=windows,
         max_model_len=max_model_len,

@@ -54,7 +54,9 @@ OF_THREE_AXES: dict[str, Callable[[], Path]] = {
 
 def load(family: str, *, fused: bool) -> CausalModel:
     directory = OF_THREE_AXES.get(family, partial(tiny, family))()
-    settings = EngineSettings(model=str(directory), device="cpu", num_threads=1, self_check="off")
+    settings = EngineSettings.of(
+        model=str(directory), device="cpu", num_threads=1, self_check="off"
+    )
     with pytest.MonkeyPatch.context() as patch:
         if not fused:
             patch.setattr(model, "fuse_on_gpu", lambda *_: None)
@@ -102,7 +104,9 @@ def test_activations_and_norms_that_no_kernel_knows_are_left_to_the_model(
     family: str, option: dict[str, Any], kind: type, tmp_path: Path
 ) -> None:
     directory = make(family, tmp_path / family, **option)
-    settings = EngineSettings(model=str(directory), device="cpu", num_threads=1, self_check="off")
+    settings = EngineSettings.of(
+        model=str(directory), device="cpu", num_threads=1, self_check="off"
+    )
     left = CausalModel.load(settings)
     assert kind not in {type(part) for part in left._model.modules()}
 

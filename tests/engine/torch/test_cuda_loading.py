@@ -36,7 +36,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def share(activations: int = GIB, gpu_memory_utilization: float | None = None) -> int:
-    settings = EngineSettings(model="m", gpu_memory_utilization=gpu_memory_utilization)
+    settings = EngineSettings.of(model="m", gpu_memory_utilization=gpu_memory_utilization)
     return kv_layout.share_of_gpu(settings, torch.device("cuda"), activations)
 
 
@@ -55,7 +55,7 @@ def test_what_others_use_is_left_to_them_unless_a_share_was_asked_for(gpu: dict[
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
 def test_the_largest_step_runs_over_pages_of_its_own(family: str) -> None:
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(tiny(family)), device="cpu", num_threads=1, max_num_seqs=3,
         max_num_batched_tokens=40,
     )  # fmt: skip

@@ -66,7 +66,7 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def load(family: str, dtype: str = "float32") -> CausalModel:
     return CausalModel.load(
-        EngineSettings(model=str(tiny(family, dtype)), device="cpu", num_threads=1)
+        EngineSettings.of(model=str(tiny(family, dtype)), device="cpu", num_threads=1)
     )
 
 
@@ -265,7 +265,7 @@ def test_a_step_neither_looks_at_the_device_nor_copies_from_the_host(
 ) -> None:
     monkeypatch.setattr(linear, "packs", lambda _: False)
     loaded = CausalModel.load(
-        EngineSettings(model=str(tiny(family, "bfloat16")), device="cpu", num_threads=1)
+        EngineSettings.of(model=str(tiny(family, "bfloat16")), device="cpu", num_threads=1)
     )
     body: Any = loaded._model
     for module in body.modules():
@@ -312,7 +312,9 @@ def test_what_modules_keep_of_a_step_is_not_taken_from_the_rehearsal(tmp_path: P
         "original_max_position_embeddings": 96,
     }
     directory = make("phi3", tmp_path, rope_parameters=rope, original_max_position_embeddings=96)
-    settings = EngineSettings(model=str(directory), device="cpu", max_model_len=96, num_threads=1)
+    settings = EngineSettings.of(
+        model=str(directory), device="cpu", max_model_len=96, num_threads=1
+    )
     loaded, capture = CausalModel.load(settings), Capturing()
     expected = run(Core(loaded, BOUNDS, SECRET), "ab")
     body: Any = loaded._model
@@ -387,7 +389,7 @@ def test_graphs_that_differ_from_launched_steps_are_not_used(
 def test_graphs_that_differ_end_a_strict_start(monkeypatch: pytest.MonkeyPatch) -> None:
     own = load("llama", "bfloat16")
     assert own.self_check is not None
-    given = EngineSettings(model=own.path, self_check="strict", kv_cache_memory_bytes=1 << 20)
+    given = EngineSettings.of(model=own.path, self_check="strict", kv_cache_memory_bytes=1 << 20)
     core_of(given, own, SECRET, CacheEventQueue(given, SECRET))
     differing = replace(own.self_check, left_out=(decode_graphs.GRAPHS,))
     monkeypatch.setattr(own, "self_check", differing)

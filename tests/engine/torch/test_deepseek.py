@@ -37,7 +37,7 @@ NEW = 24
 
 def load(directory: Path, dtype: str = "float32") -> CausalModel:
     return CausalModel.load(
-        EngineSettings(model=str(directory), device="cpu", num_threads=1, dtype=dtype)  # type: ignore[arg-type]
+        EngineSettings.of(model=str(directory), device="cpu", num_threads=1, dtype=dtype)
     )
 
 

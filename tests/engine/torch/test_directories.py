@@ -85,7 +85,7 @@ def test_all_readers_have_the_weights_of_the_plain_directory(
 ) -> None:
     directory = Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
     change(directory)
-    settings = EngineSettings(model=str(directory), device="cpu", dtype="float32")
+    settings = EngineSettings.of(model=str(directory), device="cpu", dtype="float32")
     found, wanted = (
         load(LlamaForCausalLM, each, dtype=torch.float32, attn_implementation="eager").state_dict()
         for each in (directory, tiny("llama"))
@@ -111,7 +111,9 @@ def test_an_embedding_model_with_byte_order_marks_and_strays_makes_the_same_vect
     add_marks(directory)
     prompts = [Prompt.of(Tokens((5, 6, 7)))]
     vectors = [
-        Encoder.load(EngineSettings(model=str(each), device="cpu", task="embed")).vectors(prompts)
+        Encoder.load(EngineSettings.of(model=str(each), device="cpu", task="embed")).vectors(
+            prompts
+        )
         for each in (directory, usual)
     ]
     assert torch.equal(*vectors)

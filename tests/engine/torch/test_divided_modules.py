@@ -52,7 +52,7 @@ def load(family: str, folder: Path) -> list[CausalModel]:
     # Half of an expert is then as wide as products of bfloat16 need.
     wide = family == "qwen3_moe"
     path = text(family, moe_intermediate_size=64) if wide else lifelike(tiny(family))
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(path), device="cpu", num_threads=1, dtype="bfloat16",
         self_check="full", tensor_parallel_size=2,
     )  # fmt: skip

@@ -159,7 +159,7 @@ def test_every_setting_gives_what_it_gives_without(changes: dict[str, int], tmp_
 
 def test_layers_are_the_reference_implementations_unless_named(tmp_path: Path) -> None:
     path = make("llama", tmp_path / "model", num_hidden_layers=7)
-    model = CausalModel.load(EngineSettings(model=str(path), device="cpu", num_threads=1))
+    model = CausalModel.load(EngineSettings.of(model=str(path), device="cpu", num_threads=1))
     head = write_eagle(tmp_path / "head", path, layers=None, tokens=FEW)
     drafter = Checked.eagle(head, model)
     assert drafter.layers == (2, 3, 4)
@@ -217,7 +217,7 @@ def test_a_prediction_layer_guesses_as_the_reference_does_and_changes_no_output(
     qwen = family != "deepseek_v3"
     path = tmp_path / "model"
     path = write_qwen_mtp(path, family) if qwen else write_mtp(path)
-    model = CausalModel.load(EngineSettings(model=str(path), device="cpu", num_threads=1))
+    model = CausalModel.load(EngineSettings.of(model=str(path), device="cpu", num_threads=1))
     plain = MtpReference(path, tmp_path / "layer", qwen=qwen)
     drafter = Checked(load_mtp(model), model, plain)
     table = reference.look_up(path, ids(5, 20))
@@ -241,7 +241,7 @@ def test_a_prediction_layer_guesses_after_media_as_the_reference_does(
 ) -> None:
     """Items are cut by steps of 23 positions, and looked for in the cache the second time."""
     path = write_vision_mtp(tmp_path / "model", family.removesuffix("+video"))
-    model = CausalModel.load(EngineSettings(model=str(path), device="cpu", num_threads=1))
+    model = CausalModel.load(EngineSettings.of(model=str(path), device="cpu", num_threads=1))
     parts = test_vision.prompts(family)["both"]
     prompt = prompt_of(family, parts)
     plain = VisionMtpReference(
@@ -278,7 +278,7 @@ def test_a_prediction_layer_guesses_after_media_as_the_reference_does(
 
 def test_a_prediction_layer_in_fp8_is_read_as_the_model_is(tmp_path: Path) -> None:
     model = CausalModel.load(
-        EngineSettings(model=str(tiny_r1()), device="cpu", num_threads=1, dtype="float32")
+        EngineSettings.of(model=str(tiny_r1()), device="cpu", num_threads=1, dtype="float32")
     )
     plain = MtpReference(plain_r1(), tmp_path / "layer")
     drafter = Checked(load_mtp(model), model, plain)
@@ -309,7 +309,7 @@ def with_head(model: Path, head: Path, **changes: Any) -> TorchEngine:
         "model": str(model), "device": "cpu", "num_threads": 1, "speculative_config": text,
         "kv_cache_memory_bytes": 8 << 20, "enable_sleep_mode": True,
     }  # fmt: skip
-    return TorchEngine(EngineSettings(**(values | changes)), SECRET)
+    return TorchEngine(EngineSettings.of(**(values | changes)), SECRET)
 
 
 async def test_a_head_is_loaded_with_the_engine_and_again_after_sleep(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ async def test_a_head_is_loaded_with_the_engine_and_again_after_sleep(tmp_path: 
         assert engine.stats().num_accepted_tokens > 20
         # The head's keys and values are in the same memory.
         alone = TorchEngine(
-            EngineSettings(
+            EngineSettings.of(
                 model=str(tiny("llama")), device="cpu", num_threads=1,
                 kv_cache_memory_bytes=8 << 20,
             ),
@@ -381,7 +381,7 @@ def test_a_head_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 def test_a_name_with_eagle3_is_a_head_and_steps_with_heads_are_not_captured() -> None:
     text = '{"model": "someone/EAGLE3-x", "num_speculative_tokens": 3}'
-    settings = EngineSettings(model="m", speculative_config=text)
+    settings = EngineSettings.of(model="m", speculative_config=text)
     found = speculative_config(settings)
     assert found is not None
     assert found.method == "eagle3"

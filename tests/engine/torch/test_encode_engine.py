@@ -222,9 +222,7 @@ async def test_what_cannot_encode_is_refused_before_it_is_loaded(
     values: dict[str, object], message: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        await create(
-            EngineSettings.model_validate({"task": "encode", **values}), Secret(bytes(32))
-        ).start()
+        await create(EngineSettings.of(**{"task": "encode", **values}), Secret(bytes(32))).start()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def settings(**changes: Any) -> EngineSettings:
         "num_threads": 1,
         "kv_cache_memory_bytes": 8 << 20,
     }
-    return EngineSettings(**(values | changes))
+    return EngineSettings.of(**(values | changes))
 
 
 def create(**changes: Any) -> TorchEngine:

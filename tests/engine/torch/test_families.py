@@ -44,7 +44,7 @@ Sequences outgrow windows, pages and the memory they share.
 
 @cache
 def load(family: str) -> CausalModel:
-    return CausalModel.load(EngineSettings(model=str(tiny(family)), device="cpu", num_threads=1))
+    return CausalModel.load(EngineSettings.of(model=str(tiny(family)), device="cpu", num_threads=1))
 
 
 def core_of(model: CausalModel, **changes: int) -> Core:
@@ -158,7 +158,9 @@ def expected_logprobs(directory: Path, prompts: Sequence[list[int]], dtype: torc
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_bfloat16_rows_of_the_clients_table_are_the_engines_own(family: str) -> None:
     directory = lifelike.text(family)
-    settings = EngineSettings(model=str(directory), device="cpu", num_threads=1, max_model_len=512)
+    settings = EngineSettings.of(
+        model=str(directory), device="cpu", num_threads=1, max_model_len=512
+    )
     model = CausalModel.load(settings)
     assert model.dtype == torch.bfloat16
     prompt = ids(5, 60)
@@ -287,7 +289,7 @@ def test_what_is_not_served_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         CausalModel.load(
-            EngineSettings(model=str(changed(family, tmp_path, **fields)), device="cpu")
+            EngineSettings.of(model=str(changed(family, tmp_path, **fields)), device="cpu")
         )
 
 
@@ -308,7 +310,7 @@ def test_gemma4_with_inputs_of_each_layer_serves_ids_alone(tmp_path: Path) -> No
         attention_k_eq_v=False,
         enable_moe_block=False,
     )
-    model = CausalModel.load(EngineSettings(model=str(directory), device="cpu", num_threads=1))
+    model = CausalModel.load(EngineSettings.of(model=str(directory), device="cpu", num_threads=1))
     assert model.refuses_rows == PER_LAYER
     engine = core_of(model)
     texts = {"first": ids(1, 50), "again": ids(1, 50), "other": ids(2, 7)}
@@ -335,8 +337,10 @@ def test_longrope_is_served_within_the_original_context_where_it_is_the_same_for
     }
     directory = make("phi3", tmp_path, rope_parameters=rope, original_max_position_embeddings=96)
     with pytest.raises(InvalidRequestError, match="max_model_len 512, allowed: at most 96"):
-        CausalModel.load(EngineSettings(model=str(directory), device="cpu"))
-    model = CausalModel.load(EngineSettings(model=str(directory), device="cpu", max_model_len=96))
+        CausalModel.load(EngineSettings.of(model=str(directory), device="cpu"))
+    model = CausalModel.load(
+        EngineSettings.of(model=str(directory), device="cpu", max_model_len=96)
+    )
     prompt = ids(6, 95)
     found = next_token(model, Prompt.of(Tokens(prompt)), max_model_len=96)
     expected = expected_logprobs(directory, [prompt], torch.float32)[0]

@@ -45,7 +45,7 @@ LENGTH = 70
 
 @cache
 def loaded(family: str) -> CausalModel:
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(tiny(family)),
         device="cpu",
         num_threads=1,
@@ -225,7 +225,7 @@ def test_a_forced_run_takes_one_step(grammars: dict[str, Grammars]) -> None:
 def test_forced_ids_are_drafted_unless_that_is_off_or_steps_overlap(
     grammars: dict[str, Grammars], options: dict[str, Any], drafts: bool
 ) -> None:
-    settings = EngineSettings(model=str(tiny("llama")), **options)
+    settings = EngineSettings.of(model=str(tiny("llama")), **options)
     engine = core_of(
         settings, loaded("llama"), SECRET, CacheEventQueue(settings, SECRET), num_blocks=20
     )

@@ -51,7 +51,7 @@ def load(path: Path, **options: Any) -> CausalModel:
         "num_threads": 1,
         "self_check": "off",
     } | options
-    return CausalModel.load(EngineSettings(model=str(path), **given))
+    return CausalModel.load(EngineSettings.of(model=str(path), **given))
 
 
 def logits(model: CausalModel, *segments: Segment) -> torch.Tensor:

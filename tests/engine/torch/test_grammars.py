@@ -106,7 +106,7 @@ def blanks(renderer: Renderer) -> dict[int, float]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(directory: Path) -> AsyncIterator[TorchEngine]:
-    made = TorchEngine(EngineSettings(model=str(directory), max_num_seqs=8), SECRET)
+    made = TorchEngine(EngineSettings.of(model=str(directory), max_num_seqs=8), SECRET)
     await made.start()
     yield made
     await made.close()
@@ -261,7 +261,7 @@ async def test_rows_and_text_lead_to_the_same_structured_output(
 
 async def test_a_preempted_output_still_matches(directory: Path, renderer: Renderer) -> None:
     engine = TorchEngine(
-        EngineSettings(
+        EngineSettings.of(
             model=str(directory),
             kv_cache_memory_bytes=6 * PAGE_BYTES,
             max_model_len=90,

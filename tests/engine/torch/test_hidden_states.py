@@ -84,7 +84,7 @@ def text(seed: int, count: int) -> Prompt:
 
 @cache
 def load(family: str) -> CausalModel:
-    return CausalModel.load(EngineSettings(model=str(tiny(family)), device="cpu", num_threads=1))
+    return CausalModel.load(EngineSettings.of(model=str(tiny(family)), device="cpu", num_threads=1))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -104,7 +104,7 @@ def test_every_layer_is_as_transformers_has_it(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text"])
 def test_layers_of_a_lifelike_model_are_as_transformers_has_them_in_company(family: str) -> None:
     directory = lifelike.text(family, loud=family in lifelike.LOUD)
-    settings = EngineSettings(model=str(directory), device="cpu", num_threads=1, dtype="float32")
+    settings = EngineSettings.of(model=str(directory), device="cpu", num_threads=1, dtype="float32")
     bounds = EngineLimits(
         max_model_len=512, max_num_seqs=8, max_num_batched_tokens=33, page_size=16, num_pages=64
     )
@@ -189,7 +189,7 @@ def test_a_projector_makes_rows_of_any_width(
     layers = torch.nn.Sequential(torch.nn.Linear(48, 7), torch.nn.GELU(), torch.nn.Linear(7, 9))
     file = tmp_path / "projector.safetensors"
     save_file(layers.state_dict(), file)
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(tiny("llama")), device="cpu", num_threads=1, hidden_projector=str(file)
     )
     bounds = EngineLimits(
@@ -265,7 +265,7 @@ def test_an_output_that_ends_early_marks_its_last_states() -> None:
 
 def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = core()
-    settings = EngineSettings(model=str(tiny("llama")), device="cpu")
+    settings = EngineSettings.of(model=str(tiny("llama")), device="cpu")
     admission = admission_of(settings, engine)
     card = card_of(settings, engine, SECRET)
     prompt = text(1, 10)

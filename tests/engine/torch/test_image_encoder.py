@@ -28,7 +28,9 @@ FAMILY = "internvl"
 
 @cache
 def model() -> CausalModel:
-    return CausalModel.load(EngineSettings(model=str(vision(FAMILY)), device="cpu", num_threads=1))
+    return CausalModel.load(
+        EngineSettings.of(model=str(vision(FAMILY)), device="cpu", num_threads=1)
+    )
 
 
 class Watched(Tower):

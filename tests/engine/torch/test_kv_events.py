@@ -27,7 +27,7 @@ from tests.models import tiny
 
 
 def settings(config: dict[str, object]) -> EngineSettings:
-    return EngineSettings(
+    return EngineSettings.of(
         model=str(tiny("llama")),
         device="cpu",
         num_threads=1,

@@ -69,7 +69,7 @@ def test_transformers_loop_is_the_one_that_is_told_of(
 ) -> None:
     monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
     with caplog.at_level(logging.INFO):
-        CausalModel.load(EngineSettings(model=str(tiny(family)), device="cpu", num_threads=1))
+        CausalModel.load(EngineSettings.of(model=str(tiny(family)), device="cpu", num_threads=1))
     told = [line for line in caplog.messages if line.startswith("loading weights: ")]
     assert len(told) > 5
     assert told[-1].endswith(", 100%")

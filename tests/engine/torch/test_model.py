@@ -33,7 +33,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 def load(directory: Path, **options: Any) -> CausalModel:
     return CausalModel.load(
-        EngineSettings(model=str(directory), device="cpu", num_threads=1, **options)
+        EngineSettings.of(model=str(directory), device="cpu", num_threads=1, **options)
     )
 
 
@@ -272,7 +272,7 @@ def test_settings_a_model_cannot_meet_are_refused(monkeypatch: pytest.MonkeyPatc
         load(tiny("llama"), dtype="float16")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InvalidRequestError, match="device cuda"):
-        CausalModel.load(EngineSettings(model=str(tiny("llama")), device="cuda"))
+        CausalModel.load(EngineSettings.of(model=str(tiny("llama")), device="cuda"))
 
 
 def test_a_float16_checkpoint_runs_in_float32_on_a_cpu_and_says_so(

@@ -248,7 +248,7 @@ def test_fused_layers_compute_what_the_models_own_do(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = make(family, tmp_path / family)
-    settings = EngineSettings(model=str(directory), dtype="float32", device="cpu")
+    settings = EngineSettings.of(model=str(directory), dtype="float32", device="cpu")
     fused = CausalModel.load(settings)
     monkeypatch.setattr(model_module, "fuse", lambda *_: None)
     plain = CausalModel.load(settings)

@@ -92,7 +92,7 @@ def settings(directory: Path, **changes: Any) -> EngineSettings:
         "max_num_batched_tokens": 64,
         "enable_kv_fetch": True,
     }
-    return EngineSettings(**(values | changes))
+    return EngineSettings.of(**(values | changes))
 
 
 @asynccontextmanager

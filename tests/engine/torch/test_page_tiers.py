@@ -42,7 +42,7 @@ async def keeping(
 ) -> AsyncIterator[tuple[TorchEngine, PageTiers]]:
     """An engine whose evicted pages are kept in `memory`, which outlives it."""
     values = {"kv_offloading_size": 1, "enable_kv_fetch": False, **changes}
-    engine = TorchEngine(config.model_copy(update=values), secret)
+    engine = TorchEngine(config.replace(**values), secret)
     engine.use_host_memory(os.dup(memory))
     try:
         await engine.start()

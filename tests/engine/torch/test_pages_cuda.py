@@ -60,7 +60,7 @@ async def test_what_was_computed_elsewhere_gives_the_same_output(
 
 
 async def test_what_was_evicted_comes_back_and_gives_the_same_output() -> None:
-    config = (await small(tiny("llama"))).model_copy(update={"device": DEVICE})
+    config = (await small(tiny("llama"))).replace(device=DEVICE)
     async with keeping(config, anonymous_file(4 << 20)) as (engine, tiers):
         for _ in range(2):
             for name in "abcdef":

@@ -94,7 +94,9 @@ def scored(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_position_is_scored_as_transformers_scores_it(family: str) -> None:
-    model = CausalModel.load(EngineSettings(model=str(tiny(family)), device="cpu", num_threads=1))
+    model = CausalModel.load(
+        EngineSettings.of(model=str(tiny(family)), device="cpu", num_threads=1)
+    )
     bounds = EngineLimits(
         max_model_len=512, max_num_seqs=8, max_num_batched_tokens=33, page_size=16, num_pages=64
     )
@@ -239,7 +241,9 @@ def test_a_resumed_request_is_not_told_of_its_prompt_again() -> None:
 
 
 def test_a_prompt_whose_logits_are_not_finite_fails_alone() -> None:
-    model = CausalModel.load(EngineSettings(model=str(tiny("llama")), device="cpu", num_threads=1))
+    model = CausalModel.load(
+        EngineSettings.of(model=str(tiny("llama")), device="cpu", num_threads=1)
+    )
     bounds = EngineLimits(
         max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64, page_size=16, num_pages=64
     )

@@ -44,7 +44,7 @@ NEW = 20
 
 def load(directory: Path, dtype: str = "float32") -> CausalModel:
     return CausalModel.load(
-        EngineSettings(model=str(directory), device="cpu", num_threads=1, dtype=dtype)  # type: ignore[arg-type]
+        EngineSettings.of(model=str(directory), device="cpu", num_threads=1, dtype=dtype)
     )
 
 
@@ -231,7 +231,7 @@ async def test_adapters_are_added_and_all_is_the_same_after_sleep(
     form: str, tmp_path: Path
 ) -> None:
     quantised, plain = write(form)
-    settings_ = EngineSettings(
+    settings_ = EngineSettings.of(
         model=str(quantised), device="cpu", num_threads=1, dtype="float32", enable_lora=True,
         max_lora_rank=8, kv_cache_memory_bytes=8 << 20,
     )  # fmt: skip
@@ -295,7 +295,7 @@ def test_another_quantisation_is_refused_by_name_before_anything_is_loaded(
     directory = changed(form, tmp_path / "model", **fields)
     (directory / "model.safetensors").unlink()
     with pytest.raises(InvalidRequestError) as refused:
-        check_settings(EngineSettings(model=str(directory), device="cpu"), directory)
+        check_settings(EngineSettings.of(model=str(directory), device="cpu"), directory)
     assert message in refused.value.message
     assert "\n" not in refused.value.message
 

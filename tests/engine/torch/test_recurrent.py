@@ -44,7 +44,7 @@ PAGE = 16
 
 @cache
 def model() -> CausalModel:
-    settings = EngineSettings(model=str(tiny("qwen3_5_text")), device="cpu", num_threads=1)
+    settings = EngineSettings.of(model=str(tiny("qwen3_5_text")), device="cpu", num_threads=1)
     return CausalModel.load(settings)
 
 
@@ -179,7 +179,7 @@ def test_layers_with_states_are_groups_with_a_window_of_two_positions() -> None:
 
 def test_pages_are_as_large_as_a_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = make("qwen3_5_text", tmp_path, linear_key_head_dim=32, linear_value_head_dim=32)
-    settings = EngineSettings(model=str(directory), device="cpu", num_threads=1, block_size=16)
+    settings = EngineSettings.of(model=str(directory), device="cpu", num_threads=1, block_size=16)
     large = CausalModel.load(settings)
     # 4 heads of 32 x 32, and 3 columns of 2 * 2 * 32 + 4 * 32; 2 x 2 x 16 elements a position.
     state = 4 * 32 * 32 + 3 * (2 * 2 * 32 + 4 * 32)
@@ -264,7 +264,7 @@ def test_rules_of_another_kind_are_refused(
 ) -> None:
     directory = make("qwen3_5_text", tmp_path, **changes)
     with pytest.raises(InvalidRequestError, match=message):
-        CausalModel.load(EngineSettings(model=str(directory), device="cpu", num_threads=1))
+        CausalModel.load(EngineSettings.of(model=str(directory), device="cpu", num_threads=1))
 
 
 def test_pages_that_are_too_small_for_a_state_are_refused() -> None:
@@ -286,6 +286,6 @@ def test_what_states_do_not_go_with_is_refused_before_loading(
     settings: dict[str, Any], message: str
 ) -> None:
     directory = tiny("qwen3_5_text")
-    asked = EngineSettings(model=str(directory), device="cpu", **settings)
+    asked = EngineSettings.of(model=str(directory), device="cpu", **settings)
     with pytest.raises(InvalidRequestError, match=message):
         check_settings(asked, directory)

@@ -121,15 +121,15 @@ def test_what_cannot_be_rounded_is_refused_by_name(directory: Path, tmp_path: Pa
 
 
 def test_the_loss_on_a_text_is_measured(directory: Path) -> None:
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(directory), device="cpu", dtype="float32", self_check="off", num_threads=1,
         max_model_len=512, quantization="int8",
     )  # fmt: skip
     found = quality_of(settings, [IDS, IDS[::-1]])
     assert found.tokens == 2 * (len(IDS) - 1)
     assert found.rounding == "int8, weights int8"
-    coarse = quality_of(settings.model_copy(update={"quantization": "q4_k"}), [IDS, IDS[::-1]])
+    coarse = quality_of(settings.replace(quantization="q4_k"), [IDS, IDS[::-1]])
     assert 0 < found.divergence < coarse.divergence
     assert math.log(found.rounded) == pytest.approx(math.log(found.exact), rel=0.02)
     with pytest.raises(InvalidRequestError, match="nothing is rounded"):
-        quality_of(settings.model_copy(update={"quantization": None}), [IDS])
+        quality_of(settings.replace(quantization=None), [IDS])

@@ -48,7 +48,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def load(family: str = "qwen3", mode: Any = "start", **settings: Any) -> CausalModel:
     return CausalModel.load(
-        EngineSettings(
+        EngineSettings.of(
             model=str(tiny(family)),
             device="cpu",
             num_threads=1,
@@ -303,7 +303,7 @@ def test_a_kept_reference_that_does_not_go_with_the_model_is_refused(
 @pytest.mark.parametrize("family", ["mistral", "gemma3_text", "deepseek_v3", "qwen3_next"])
 def test_families_pass_in_both_dtypes(family: str) -> None:
     for dtype in ("float32", "bfloat16"):
-        settings = EngineSettings(
+        settings = EngineSettings.of(
             model=str(tiny(family)), device="cpu", num_threads=1, dtype=dtype, self_check="strict"
         )
         found = CausalModel.load(settings).self_check
@@ -322,7 +322,7 @@ def test_an_embedder_with_another_activation_is_not_served_with_it(
 ) -> None:
     def embedder(**more: Any) -> Encoder:
         path = tiny_embedding("bert")
-        settings = EngineSettings(model=str(path), task="embed", dtype="bfloat16", **more)
+        settings = EngineSettings.of(model=str(path), task="embed", dtype="bfloat16", **more)
         return Encoder.load(settings)
 
     first = embedder().self_check

@@ -42,7 +42,9 @@ def create(path: Path, **changes: Any) -> TorchEngine:
         "num_threads": 1,
         "kv_cache_memory_bytes": 16 << 20,
     }
-    return TorchEngine(EngineSettings(model=str(path), **(settings | changes)), Secret(bytes(32)))
+    return TorchEngine(
+        EngineSettings.of(model=str(path), **(settings | changes)), Secret(bytes(32))
+    )
 
 
 @pytest_asyncio.fixture

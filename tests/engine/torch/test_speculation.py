@@ -221,7 +221,7 @@ def test_ids_that_the_draft_model_does_not_have_only_make_its_guesses_worse(
     tmp_path: Path,
 ) -> None:
     smaller = make("llama", tmp_path / "smaller", vocab_size=VOCAB_SIZE // 2)
-    settings = EngineSettings(model=str(smaller), device="cpu", num_threads=1)
+    settings = EngineSettings.of(model=str(smaller), device="cpu", num_threads=1)
     drafter = DraftModel(CausalModel.load(settings), 64, 16, VOCAB_SIZE)
     request = make_request("a", Prompt.of(Tokens([5, VOCAB_SIZE - 1, 6])), 40)
     engine = core(EvenCosts(drafter, 4))
@@ -234,7 +234,7 @@ def test_ids_that_the_draft_model_does_not_have_only_make_its_guesses_worse(
 def with_draft(model: str, draft: str) -> TorchEngine:
     text = json.dumps({"model": draft, "num_speculative_tokens": 3})
     return TorchEngine(
-        EngineSettings(
+        EngineSettings.of(
             model=model, device="cpu", num_threads=1, speculative_config=text,
             kv_cache_memory_bytes=8 << 20, enable_sleep_mode=True,
         ),
@@ -264,7 +264,7 @@ async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep(
         await engine.close()
     # Its keys and values are in the same memory.
     alone = TorchEngine(
-        EngineSettings(model=path, device="cpu", num_threads=1, kv_cache_memory_bytes=8 << 20),
+        EngineSettings.of(model=path, device="cpu", num_threads=1, kv_cache_memory_bytes=8 << 20),
         SECRET,
     )
     await alone.start()
@@ -380,7 +380,7 @@ def test_a_history_has_no_ids_where_rows_stand_and_grows_with_the_output() -> No
     ],
 )
 def test_other_settings_are_refused_before_anything_is_loaded(text: str, said: str) -> None:
-    settings = EngineSettings(model="m", speculative_config=text)
+    settings = EngineSettings.of(model="m", speculative_config=text)
     with pytest.raises(InvalidRequestError) as refused:
         check_options(settings)
     assert refused.value.message.startswith("--speculative-config: ")
@@ -389,8 +389,8 @@ def test_other_settings_are_refused_before_anything_is_loaded(text: str, said: s
 
 def test_the_setting_is_read_and_other_engines_refuse_it() -> None:
     text = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
-    found = speculative_config(EngineSettings(model="m", speculative_config=text))
+    found = speculative_config(EngineSettings.of(model="m", speculative_config=text))
     assert found is not None
     assert (found.num_speculative_tokens, found.prompt_lookup_min) == (3, 2)
     with pytest.raises(InvalidRequestError, match="--speculative-config is for the torch and vllm"):
-        check_options(EngineSettings(model="m", engine="echo", speculative_config=text))
+        check_options(EngineSettings.of(model="m", engine="echo", speculative_config=text))

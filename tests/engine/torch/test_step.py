@@ -33,7 +33,7 @@ SECRET = Secret(bytes(32))
 
 @cache
 def load(family: str) -> CausalModel:
-    return CausalModel.load(EngineSettings(model=str(tiny(family)), device="cpu", num_threads=1))
+    return CausalModel.load(EngineSettings.of(model=str(tiny(family)), device="cpu", num_threads=1))
 
 
 def core(family: str = "llama", *, prefix_caching: bool = True, **changes: int) -> Core:

@@ -282,7 +282,7 @@ def test_a_chunk_that_is_not_finite_ends_its_request_by_what_it_holds(
 
 def calls(num_sequences: int, steps: int, method: str | None) -> float:
     """Python calls of this project's code in a step that decodes, mean of `steps`."""
-    settings = EngineSettings(model=str(model_dir()), device="cpu", num_threads=1)
+    settings = EngineSettings.of(model=str(model_dir()), device="cpu", num_threads=1)
     model = CausalModel.load(settings)
     limits = EngineLimits(
         num_pages=1024,

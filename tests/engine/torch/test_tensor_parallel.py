@@ -50,7 +50,7 @@ def settings(directory: Path, size: int = 2, **changes: Any) -> EngineSettings:
         "max_num_batched_tokens": 48,
         "tensor_parallel_size": size,
     }
-    return EngineSettings(**(values | changes))
+    return EngineSettings.of(**(values | changes))
 
 
 @asynccontextmanager

@@ -126,7 +126,7 @@ def test_nothing_goes_before_the_end_of_a_spent_budget(more: dict[str, Any]) -> 
 
 
 async def test_outputs_are_the_same_alone_resumed_anywhere_and_preempted() -> None:
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(tiny("llama")),
         device="cpu",
         num_threads=1,

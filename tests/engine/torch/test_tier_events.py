@@ -74,7 +74,7 @@ class Watched:
 
 @asynccontextmanager
 async def watched(memory: int, page_size: int, **options: Any) -> AsyncIterator[Watched]:
-    config = (await small(tiny("llama"))).model_copy(update={"block_size": page_size})
+    config = (await small(tiny("llama"))).replace(block_size=page_size)
     async with keeping(config, memory, **options) as (engine, tiers):
         yield Watched(engine, tiers)
 

@@ -129,7 +129,7 @@ async def test_an_engine_that_differs_in_anything_finds_nothing(
         }[other](),
     )
     secret = Secret(bytes(32)) if other == "secret" else SECRET
-    async with started(changed.model_copy(update={"kv_cache_memory_bytes": 8 << 20})) as (plain,):
+    async with started(changed.replace(kv_cache_memory_bytes=8 << 20)) as (plain,):
         truth, _ = await answers(plain, make_request("truth", PROMPT))
     async with kept.engine(own) as (engine, tiers):
         await answers(engine, make_request("kept", PROMPT))

@@ -88,7 +88,7 @@ def prompts(case: str) -> dict[str, Parts]:
 @cache
 def load(family: str) -> CausalModel:
     return CausalModel.load(
-        EngineSettings(model=str(directory_of(family)), device="cpu", num_threads=1)
+        EngineSettings.of(model=str(directory_of(family)), device="cpu", num_threads=1)
     )
 
 

@@ -55,7 +55,7 @@ async def started(family: str, **settings: object) -> AsyncIterator[TorchEngine]
     chunk = 80 if family == "gemma4" else 29
     values = {"device": "cpu", "num_threads": 1, "max_num_batched_tokens": chunk, **settings}
     engine = TorchEngine(
-        EngineSettings.model_validate({"model": str(directory_of(family)), **values}), SECRET
+        EngineSettings.of(**{"model": str(directory_of(family)), **values}), SECRET
     )
     await engine.start()
     try:

@@ -17,7 +17,7 @@ __all__ = ["as_on_cuda"]
 def test_graphs_decode_after_images_as_transformers_does(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = EngineSettings(model=str(vision(family)), device="cpu", num_threads=1)
+    settings = EngineSettings.of(model=str(vision(family)), device="cpu", num_threads=1)
     model = CausalModel.load(settings)
     monkeypatch.setattr(test_vision, "load", lambda _: model)
     capture = Capturing()

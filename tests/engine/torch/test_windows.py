@@ -57,7 +57,7 @@ class Loaded(NamedTuple):
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     family, options = MODELS[request.param]
     directory = make(family, tmp_path_factory.mktemp("model"), **options)
-    model = CausalModel.load(EngineSettings(model=str(directory), device="cpu", num_threads=1))
+    model = CausalModel.load(EngineSettings.of(model=str(directory), device="cpu", num_threads=1))
     long, short, tail = ids(1, 200), ids(2, 21), ids(3, 40)
     soft = 0.5 * torch.randn(30, model.hidden_size, generator=torch.Generator().manual_seed(4))
     rows = reference.rows_of(reference.look_up(directory, long[50:130]))

@@ -12,7 +12,7 @@ from inlay.engine.vllm.connectors import gives_tickets, transfer_config
 
 
 def settings(**options: Any) -> EngineSettings:
-    return EngineSettings(model="m", **{"engine": "vllm", **options})
+    return EngineSettings.of(model="m", **{"engine": "vllm", **options})
 
 
 def test_one_connector_stands_for_its_own_configuration() -> None:

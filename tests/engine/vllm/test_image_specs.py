@@ -23,7 +23,7 @@ def test_qwen3_vl_is_refused_if_vllm_would_not_interleave_its_positions(
     config = json.loads(path.read_text(encoding="utf-8"))
     text = config["text_config"]
     text[key] = text.pop("rope_parameters")
-    settings = EngineSettings(model=str(directory))
+    settings = EngineSettings.of(model=str(directory))
     path.write_text(json.dumps(config), encoding="utf-8")
     assert image_spec(settings, directory) is not None
     for without in (False, None):
@@ -36,7 +36,7 @@ def test_qwen3_vl_is_refused_if_vllm_would_not_interleave_its_positions(
 def test_glm4v_is_refused_if_vllm_would_leave_its_biases_out(tmp_path: Path) -> None:
     """transformers has them by the model's type, vLLM by this setting alone."""
     directory = Path(shutil.copytree(vision("glm4v"), tmp_path / "model"))
-    settings = EngineSettings(model=str(directory))
+    settings = EngineSettings.of(model=str(directory))
     assert image_spec(settings, directory) is not None
     path = directory / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -60,9 +60,9 @@ def test_a_model_that_vllm_was_not_compared_with_is_refused_with_the_reason(
 ) -> None:
     directory = vision(family)
     with pytest.raises(InvalidRequestError, match=reason):
-        image_spec(EngineSettings(model=str(directory)), directory)
+        image_spec(EngineSettings.of(model=str(directory)), directory)
 
 
 def test_a_model_of_text_has_no_images_and_nothing_to_say() -> None:
     directory = tiny("llama")
-    assert image_spec(EngineSettings(model=str(directory)), directory) is None
+    assert image_spec(EngineSettings.of(model=str(directory)), directory) is None

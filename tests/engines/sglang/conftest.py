@@ -39,7 +39,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def _imported_for_a_cpu() -> None:
     """Import SGLang as a worker on a CPU does: what it imports otherwise, it keeps."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in engines.environment(EngineSettings(model="", **FLAGS), {}).items():
+        for name, value in engines.environment(EngineSettings.of(model="", **FLAGS), {}).items():
             patch.setenv(name, value)
         from sglang.srt.managers.multimodal_processor import import_processors
 
@@ -67,7 +67,7 @@ def directory() -> Path:
 
 @pytest.fixture(scope="session")
 def settings(directory: Path) -> EngineSettings:
-    return EngineSettings(model=str(directory), **FLAGS)
+    return EngineSettings.of(model=str(directory), **FLAGS)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -18,7 +18,7 @@ from tests.engines.starting import running
 
 
 def settings_of(directory: Path, **more: Any) -> EngineSettings:
-    return EngineSettings(model=str(directory), task="embed", **FLAGS | LIMITS | more)
+    return EngineSettings.of(model=str(directory), task="embed", **FLAGS | LIMITS | more)
 
 
 class _Suite(HeldVectors, EmbedConformance):
@@ -70,5 +70,5 @@ async def test_cross_encoders_and_adapters_are_refused_before_anything_is_starte
         ({"enable_lora": True}, "--enable-lora"),
     ):
         with pytest.raises(InvalidRequestError, match=said):
-            async with running(settings_of(tiny_embedding("bge")).model_copy(update=more)):
+            async with running(settings_of(tiny_embedding("bge")).replace(**more)):
                 pass

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 @asynccontextmanager
 async def started(family: str, **more: Any) -> AsyncIterator[Vision]:
     directory = images.directory_of(family, PATCH)
-    settings = EngineSettings(model=str(directory), enable_mm_embeds=True, **FLAGS | more)
+    settings = EngineSettings.of(model=str(directory), enable_mm_embeds=True, **FLAGS | more)
     async with running(settings) as engine:
         yield Vision(engine, directory, {})
 

@@ -23,7 +23,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "engines.md").read_text(encoding="u
 
 
 def settings_of(directory: Path, **more: Any) -> EngineSettings:
-    return EngineSettings(model=str(directory), **FLAGS | more)
+    return EngineSettings.of(model=str(directory), **FLAGS | more)
 
 
 def test_sglang_knows_every_word_it_is_given_for_a_gpu(directory: Path) -> None:

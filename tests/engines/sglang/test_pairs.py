@@ -60,7 +60,7 @@ def settings_of(directory: Path, role: Phase, **changes: Any) -> EngineSettings:
         "self_check_interval": 0,
         **changes,
     }
-    return EngineSettings(model=str(directory), served_model_name=["m"], role=role, **given)
+    return EngineSettings.of(model=str(directory), served_model_name=["m"], role=role, **given)
 
 
 class Pair:

@@ -47,7 +47,7 @@ def directory() -> Path:
 
 @pytest.fixture(scope="session")
 def settings(directory: Path) -> EngineSettings:
-    return EngineSettings(model=str(directory), **FLAGS)
+    return EngineSettings.of(model=str(directory), **FLAGS)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -16,7 +16,7 @@ from tests.engines.vllm.serving import FLAGS
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def adapting(directory: Path) -> AsyncIterator[GenerateEngine]:
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(directory), **FLAGS, enable_lora=True, max_loras=3, max_lora_rank=8
     )
     async with started(settings) as engine:

@@ -18,7 +18,7 @@ def arguments(directory: Path, *words: str, **settings: Any) -> Any:
     from inlay.engine.vllm.arguments import engine_args
 
     return engine_args(
-        EngineSettings(
+        EngineSettings.of(
             model=str(directory), engine="vllm", engine_arguments=list(words), **settings
         ),
         directory,
@@ -116,7 +116,7 @@ async def test_the_guard_against_nan_is_not_turned_off_by_the_environment(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "0")
-    engine = engines.create(EngineSettings(model=str(directory), **FLAGS), SECRET)
+    engine = engines.create(EngineSettings.of(model=str(directory), **FLAGS), SECRET)
     with pytest.raises(InvalidRequestError, match="VLLM_COMPUTE_NANS_IN_LOGITS=0 is set"):
         await engine.start()
     await engine.close()
@@ -124,7 +124,7 @@ async def test_the_guard_against_nan_is_not_turned_off_by_the_environment(
 
 async def test_sleep_is_refused_at_the_start_where_the_platform_has_none(directory: Path) -> None:
     engine = engines.create(
-        EngineSettings(model=str(directory), enable_sleep_mode=True, **FLAGS), SECRET
+        EngineSettings.of(model=str(directory), enable_sleep_mode=True, **FLAGS), SECRET
     )
     with pytest.raises(
         InvalidRequestError, match=r"vLLM refuses the model or its settings: .*[Ss]leep"

@@ -61,7 +61,7 @@ def test_vllm_takes_the_words_of_every_command_that_is_shown(
     length = int(words[words.index("--max-model-len") + 1]) if "--max-model-len" in words else None
     given = [*words[end + 1 :], "--enable-prompt-embeds"]
     found = engine_args(
-        EngineSettings(
+        EngineSettings.of(
             model=str(tmp_path), engine="vllm", engine_arguments=given, max_model_len=length
         ),
         tmp_path,

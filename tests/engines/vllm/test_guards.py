@@ -176,7 +176,7 @@ async def test_nan_that_is_seen_in_logprobs_alone_is_cleaned_too(
 
     # As where vLLM's own count misses them.
     monkeypatch.setattr(LoadedVllm, "watch_logits", lambda loaded, corrupted: None)
-    async with started(EngineSettings(model=str(directory), **FLAGS)) as engine:
+    async with started(EngineSettings.of(model=str(directory), **FLAGS)) as engine:
         for number in range(2):
             poison = Prompt.of(filled(engine, 480, float("nan")))
             (poisoned,) = await run(
@@ -205,7 +205,7 @@ async def drafting(directory: Path) -> AsyncIterator[GenerateEngine]:
     """VLLM that verifies drafts, and gives a block that is free to the next request at once."""
     words = [*FLAGS["engine_arguments"], "--speculative-config", json.dumps(DRAFTS)]
     more = FLAGS | {"engine_arguments": words, "enable_prefix_caching": False}
-    async with started(EngineSettings(model=str(directory), **more)) as engine:
+    async with started(EngineSettings.of(model=str(directory), **more)) as engine:
         yield engine
 
 
@@ -335,7 +335,7 @@ def lora(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def adapting(directory: Path, lora: Path) -> AsyncIterator[GenerateEngine]:
     more: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
-    async with started(EngineSettings(model=str(directory), **FLAGS, **more)) as engine:
+    async with started(EngineSettings.of(model=str(directory), **FLAGS, **more)) as engine:
         assert isinstance(engine, AdapterEngine)
         adapter = Adapter(name="a", content_id="0" * 32, path=str(lora), rank=4)
         await engine.load_adapter(adapter, str(lora))
@@ -392,7 +392,7 @@ async def test_finite_rows_that_a_float16_model_cannot_add_up_are_bounded_and_ha
     assert unguarded_half.told["answer"] == [0]
     assert math.isnan(unguarded_half.told["logprob"])
     half: dict[str, Any] = {"dtype": "float16"}
-    async with started(EngineSettings(model=str(directory), **FLAGS, **half)) as engine:
+    async with started(EngineSettings.of(model=str(directory), **FLAGS, **half)) as engine:
         bound = engine.card.limits.max_prompt_embeds_abs
         assert bound is not None
         assert bound <= 1024

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def started(family: str, **processing: Any) -> AsyncIterator[Vision]:
     directory = images.directory_of(family)
     given: dict[str, Any] = {"mm_processor_kwargs": json.dumps(processing)} if processing else {}
-    settings = EngineSettings(model=str(directory), enable_mm_embeds=True, **given, **FLAGS)
+    settings = EngineSettings.of(model=str(directory), enable_mm_embeds=True, **given, **FLAGS)
     async with running(settings) as engine:
         yield Vision(engine, directory, processing)
 

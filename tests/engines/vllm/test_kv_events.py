@@ -262,7 +262,7 @@ async def test_routers_hear_of_evictions_where_the_user_has_vllm_publish_its_eve
     endpoint = f"ipc://{tmp_path}/events"
     # Without a replay.
     config = {"enable_kv_cache_events": True, "endpoint": endpoint, "topic": "kv"}
-    settings = EngineSettings(
+    settings = EngineSettings.of(
         model=str(directory),
         kv_events_config=json.dumps(config),
         **(FLAGS | {"kv_cache_memory_bytes": 1 << 20}),

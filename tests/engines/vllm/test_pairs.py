@@ -46,7 +46,7 @@ INHERITED = dict(os.environ)
 
 def in_worker(directory: Path, role: Phase, **changes: Any) -> Any:
     """A vLLM that starts in the environment of a worker of its own."""
-    config = EngineSettings(
+    config = EngineSettings.of(
         model=str(directory), served_model_name=["m"], role=role, **{**FLAGS, **changes}
     )
     engine: Any = engines.create(config, SECRET)
@@ -200,7 +200,7 @@ async def test_layouts_differ_where_blocks_do_not_fit(directory: Path) -> None:
     from inlay.engine.vllm.connectors import block_layout, check_hand_over
 
     def config(**changes: Any) -> Any:
-        settings = EngineSettings(model=str(directory), role="decode", **{**FLAGS, **changes})
+        settings = EngineSettings.of(model=str(directory), role="decode", **{**FLAGS, **changes})
         return engine_args(settings, directory).create_engine_config()
 
     plain = config()

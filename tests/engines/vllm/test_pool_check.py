@@ -23,6 +23,6 @@ async def test_it_is_held_to_what_is_kept(
 async def test_and_so_in_bfloat16(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = model("qwen3", "bfloat16")
     with own_cache(tmp_path):
-        async with started(EngineSettings(model=str(path), **FLAGS)) as engine:
+        async with started(EngineSettings.of(model=str(path), **FLAGS)) as engine:
             assert engine.card.dtype == "bfloat16"
             await it_is_held_to_what_is_kept(engine, path, caplog)

@@ -28,7 +28,7 @@ POOLING: dict[str, Any] = {**FLAGS, **LIMITS, "engine_arguments": []}
 
 
 def settings_of(directory: Path, **more: Any) -> EngineSettings:
-    return EngineSettings(model=str(directory), **{"task": "embed"} | POOLING | more)
+    return EngineSettings.of(model=str(directory), **{"task": "embed"} | POOLING | more)
 
 
 @pytest.mark.asyncio(loop_scope="class")

@@ -31,7 +31,7 @@ def test_vllm_takes_the_words_of_a_recipe(pool: dict[str, Any], tmp_path: Path) 
     # As the chart adds where there are several nodes.
     more = ["--data-parallel-address", "leader.example"] if nodes > 1 else []
     found = engine_args(
-        EngineSettings(
+        EngineSettings.of(
             model=str(tmp_path),
             engine="vllm",
             engine_arguments=[*pool["engineArguments"], *more],

@@ -26,7 +26,7 @@ END = THINK + 1
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def thinker() -> AsyncIterator[GenerateEngine]:
-    async with started(EngineSettings(model=str(speaking_model()), **FLAGS)) as engine:
+    async with started(EngineSettings.of(model=str(speaking_model()), **FLAGS)) as engine:
         yield engine
 
 

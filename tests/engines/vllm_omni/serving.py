@@ -16,4 +16,4 @@ START_SECONDS = 280.0
 
 def settings(family: str, **more: Any) -> EngineSettings:
     """Settings for a tiny pipeline of `family`."""
-    return EngineSettings.model_validate({"model": str(model(family))} | FLAGS | more)
+    return EngineSettings.of(**{"model": str(model(family))} | FLAGS | more)

@@ -127,7 +127,7 @@ class Encoder:
         self.hidden_size: int = hidden.hidden_size
         self.check_width = self.hidden_size
         self.max_model_len = facts.max_model_len(
-            settings.max_model_len, config, hidden, self._first
+            settings.batch.max_model_len, config, hidden, self._first
         )
         outputs = facts.outputs_of(settings, config, family, hidden)
         self._pairs = PairHead(model, pooler, outputs[0]) if scores else None
@@ -143,7 +143,7 @@ class Encoder:
         self._pool_ids = tuple(dict.fromkeys([self.weights_id, *alone]))
         self.self_check: SelfCheck | None = None
         # What was asked for: products of about 16 bits.
-        coarse = self.dtype == torch.float32 and settings.float32_matmul_precision == "high"
+        coarse = self.dtype == torch.float32 and settings.pooling.float32_matmul_precision == "high"
         self._floor = FLOOR[torch.bfloat16 if coarse else self.dtype]
         self.refuses_rows: str | None = None
         self.embedding_table_id, self.embedding_abs_max = "", 0.0
@@ -161,23 +161,23 @@ class Encoder:
             InvalidRequestError: an unsupported model, dtype or context length; the message says
                 what is allowed.
         """
-        if settings.quantization is not None:
+        if settings.compute.quantization is not None:
             raise InvalidRequestError(
-                f"--quantization {settings.quantization} is for models that generate text; this "
-                f"one is served for the task {settings.task}",
+                f"--quantization {settings.compute.quantization} is for models that generate text; "
+                f"this one is served for the task {settings.model.task}",
                 param="quantization",
             )
-        directory = directory_of(settings.model, settings.revision)
+        directory = directory_of(settings.model.model, settings.model.revision)
         config = EmbeddingConfig.read(directory)
         stored = config_of(config.directory)
         family = family_of(stored)
-        scores = settings.task == "score"
-        facts.check_task(stored, family, settings.task)
+        scores = settings.model.task == "score"
+        facts.check_task(stored, family, settings.model.task)
         sources = {each.source for each in facts.chosen_outputs(settings, config)}
-        device = device_of(settings.device)
+        device = device_of(settings.model.device)
         if device.type == "cpu":
-            torch.set_num_threads(threads.count(settings.num_threads))
-        dtype = dtype_of(settings.dtype, stored, device)
+            torch.set_num_threads(threads.count(settings.devices.num_threads))
+        dtype = dtype_of(settings.model.dtype, stored, device)
 
         def read() -> Any:
             return load(
@@ -197,7 +197,7 @@ class Encoder:
         def reference(model: Any, draw: int) -> Reference:
             hidden = model.config.get_text_config()
             first = facts.first_position(family, hidden)
-            length = facts.max_model_len(settings.max_model_len, config, hidden, first)
+            length = facts.max_model_len(settings.batch.max_model_len, config, hidden, first)
             base = _body_of(model, family)
             return vector_reference(
                 model, base, config.directory, family, length, first, scores=scores, draw=draw
@@ -206,11 +206,11 @@ class Encoder:
         subject = Subject(
             weights_id(config.directory),
             dtype,
-            (family, settings.task, settings.max_model_len, config.max_length),
-            (device, settings.float32_matmul_precision),
+            (family, settings.model.task, settings.batch.max_model_len, config.max_length),
+            (device, settings.pooling.float32_matmul_precision),
         )
         steps = Steps(read, wrap, reference, cls._judged, pool_ids=lambda own: own._pool_ids)
-        return checked(settings.self_check, subject, steps)
+        return checked(settings.health.self_check, subject, steps)
 
     def _judged(self, reference: Reference) -> Judgement:
         batch = CheckBatch.of(reference.prompts)
@@ -414,4 +414,4 @@ def _tiled(base: Any, settings: EngineSettings, first: int) -> TiledBody | None:
         return None
     if base.dtype == torch.bfloat16:
         return tile(base, 1, first)
-    return tile(base, 3 if settings.float32_matmul_precision == "highest" else 2, first)
+    return tile(base, 3 if settings.pooling.float32_matmul_precision == "highest" else 2, first)

@@ -84,7 +84,7 @@ class EmbedEngine:
     def __init__(self, settings: EngineSettings, model: EmbeddingModel) -> None:
         self._settings = settings
         self._model = model
-        self._queue = BatchQueue(settings.max_num_batched_tokens)
+        self._queue = BatchQueue(settings.batch.max_num_batched_tokens)
         self._shell: EngineShell[_Receiver] = EngineShell(self._stop, _Receiver.late)
         self._loaded: LoadedEmbeddingModel | None = None
         self._admission: PromptAdmission | None = None
@@ -144,7 +144,7 @@ class EmbedEngine:
         """
         self._shell.check(request)
         self._check(request)
-        most = self._settings.max_num_queued_tokens
+        most = self._settings.pooling.max_num_queued_tokens
         waiting = self._queue.positions + self._encoding
         if waiting and waiting + request.num_positions > most:
             raise OverloadedError(

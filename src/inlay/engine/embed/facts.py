@@ -83,11 +83,11 @@ def outputs_of(
         InvalidRequestError: `settings` name an output that it has not, neither they nor the files
             say how states are pooled and the `family` is unknown, or its head is not served.
     """
-    if settings.task == "score":
+    if settings.model.task == "score":
         # ModernBERT's heads say which; all others read the first state.
         mean = getattr(model, "classifier_pooling", "cls") == "mean"
         return (OutputPlan("labels", source="classes", select=("mean" if mean else "cls",)),)
-    if config.guess is not None and not settings.outputs:
+    if config.guess is not None and not settings.pooling.outputs:
         _logger.warning("%s: %s", config.directory, config.guess)
     chosen = chosen_outputs(settings, config)
     others = [each.name for each in chosen if each.source != "states"]
@@ -111,12 +111,12 @@ def chosen_outputs(settings: EngineSettings, config: EmbeddingConfig) -> list[Ou
         InvalidRequestError: `settings` name one that the files have not.
     """
     known = {each.name: each for each in config.outputs}
-    unknown = next((name for name in settings.outputs if name not in known), None)
+    unknown = next((name for name in settings.pooling.outputs if name not in known), None)
     if unknown is not None:
         raise InvalidRequestError(
             f"the model gives {', '.join(known)}; --outputs names {unknown!r}", param="outputs"
         )
-    return [known[name] for name in dict.fromkeys(settings.outputs or known)]
+    return [known[name] for name in dict.fromkeys(settings.pooling.outputs or known)]
 
 
 def dense_of(
@@ -127,10 +127,10 @@ def dense_of(
     Raises:
         InvalidRequestError: the model gives no dense vectors.
     """
-    if settings.task == "score":
+    if settings.model.task == "score":
         return outputs_of(settings, config, family)[0]
     dense = config.output("dense")
-    if dense is None or (settings.outputs or ["dense"]) != ["dense"]:
+    if dense is None or (settings.pooling.outputs or ["dense"]) != ["dense"]:
         has = ", ".join(each.name for each in config.outputs)
         raise InvalidRequestError(
             f"this engine makes dense vectors alone; the model gives {has}: the torch engine "
@@ -143,8 +143,8 @@ def dense_of(
 def _modes(
     settings: EngineSettings, said: tuple[str, ...] | None, family: PoolingFamily | None
 ) -> tuple[str, ...]:
-    if settings.pooling != "auto":
-        return (settings.pooling,)
+    if settings.pooling.pooling != "auto":
+        return (settings.pooling.pooling,)
     if said is not None:
         return said
     if family is None:
@@ -165,11 +165,15 @@ def card_of(
     Raises:
         InvalidRequestError: dimensions larger than the vectors.
     """
-    if settings.task == "score":
+    if settings.model.task == "score":
         return _scoring_card(model)
     cards = tuple(_output_card(output, model) for output in outputs)
     size = next((each.size for each in cards if each.name == "dense"), cards[0].size)
-    allowed = settings.matryoshka_dimensions or getattr(model, "matryoshka_dimensions", None) or ()
+    allowed = (
+        settings.pooling.matryoshka_dimensions
+        or getattr(model, "matryoshka_dimensions", None)
+        or ()
+    )
     if any(not 0 < each <= size for each in allowed):
         raise InvalidRequestError(
             f"vectors have {size} elements; matryoshka_dimensions are {list(allowed)}"

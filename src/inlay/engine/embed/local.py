@@ -37,7 +37,7 @@ class LocalModel:
         card = _card(self._settings, encoder, self._secret)
         if media is not None:
             card = replace(card, media=media.spec, self_check=media.self_check)
-        return LoadedEmbeddingModel(card, self._settings.max_num_batched_tokens, media=media)
+        return LoadedEmbeddingModel(card, self._settings.batch.max_num_batched_tokens, media=media)
 
     async def outputs(self, batch: Sequence[EmbedInput]) -> Sequence[Bundle]:
         if self._encoder is None:
@@ -58,8 +58,8 @@ class LocalModel:
 
 
 def _card(settings: EngineSettings, encoder: Encoder, secret: Secret) -> ModelCard:
-    names = settings.names
-    max_abs = settings.max_prompt_embeds_abs
+    names = settings.model.names
+    max_abs = settings.limits.max_prompt_embeds_abs
     return ModelCard(
         name=names[0],
         aliases=tuple(names[1:]),
@@ -70,8 +70,8 @@ def _card(settings: EngineSettings, encoder: Encoder, secret: Secret) -> ModelCa
         hidden_size=encoder.hidden_size,
         limits=Limits(
             max_model_len=encoder.max_model_len,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_queued_tokens=settings.max_num_queued_tokens,
+            max_num_seqs=settings.batch.max_num_seqs,
+            max_num_queued_tokens=settings.pooling.max_num_queued_tokens,
             max_prompt_embeds_abs=100 * encoder.embedding_abs_max if max_abs is None else max_abs,
         ),
         engine="torch",

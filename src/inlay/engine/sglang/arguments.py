@@ -43,7 +43,7 @@ def server_args(settings: EngineSettings, directory: Path, *words: str) -> Any:
     Raises:
         InvalidRequestError: SGLang does not know a word, or it is given twice.
     """
-    given = settings.engine_arguments
+    given = settings.library.engine_arguments
     flags = {word.partition("=")[0] for word in given}
     own = [*_with_inlay_names(settings, directory), *words]
     own += rooms.words(settings, os.environ.get(HOST, "127.0.0.1"))
@@ -51,7 +51,7 @@ def server_args(settings: EngineSettings, directory: Path, *words: str) -> Any:
         raise InvalidRequestError(
             f"{name} is given to inlay and, after --, to SGLang; give it to one of them"
         )
-    if settings.device == "cpu":
+    if settings.model.device == "cpu":
         for flag, value in _ON_A_CPU.items():
             own += [] if flag in flags else [flag, *filter(None, [value])]
     parser = _Parser(prog="sglang", add_help=False, allow_abbrev=False)
@@ -65,13 +65,13 @@ def server_args(settings: EngineSettings, directory: Path, *words: str) -> Any:
 def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str]:
     yield from ("--model-path", str(directory), "--skip-tokenizer-init", "--log-level", "warning")
     yield from ("--dtype", dtype_name(settings, directory))
-    if settings.device != "auto":
-        yield from ("--device", settings.device)
+    if settings.model.device != "auto":
+        yield from ("--device", settings.model.device)
+    said = settings.given()
     for name, flag in _NAMES.items():
-        value = getattr(settings, name)
-        if name in settings.model_fields_set and value is not None:
+        if (value := said.get(name)) is not None:
             yield from (flag, str(value + PROBES if name == "max_num_seqs" else value))
-    if not settings.enable_prefix_caching:
+    if not settings.cache.enable_prefix_caching:
         yield "--disable-radix-cache"
-    if settings.enforce_eager and settings.device != "cpu":
+    if settings.compute.enforce_eager and settings.model.device != "cpu":
         yield "--disable-cuda-graph"

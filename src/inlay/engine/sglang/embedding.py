@@ -64,12 +64,12 @@ class SglangEmbedding:
                 describe.
         """
         settings = self._settings
-        directory = directory_of(settings.model, settings.revision)
+        directory = directory_of(settings.model.model, settings.model.revision)
         config = EmbeddingConfig.read(directory)
         stored = config_of(config.directory)
         model_type = str(stored.get("model_type"))
         family = FAMILIES.get(model_type)
-        facts.check_task(stored, family, settings.task)
+        facts.check_task(stored, family, settings.model.task)
         output = facts.dense_of(settings, config, family)
         _check(output, model_type)
         tidy = for_other_engines(config.directory)
@@ -91,17 +91,17 @@ class SglangEmbedding:
         wanted = None
         if family is not None:
             first = facts.first_position(family, model)
-            wanted = facts.max_model_len(settings.max_model_len, config, model, first)
+            wanted = facts.max_model_len(settings.batch.max_model_len, config, model, first)
             own = int(model.max_position_embeddings) - first
             words += ["--context-length", str(min(own, wanted + _KEPT))]
         otherwise = {"max_model_len": None} | ({"max_num_batched_tokens": None} if encoder else {})
-        plain = settings.model_copy(update=otherwise)
+        plain = settings.replace(**otherwise)
         arguments = server_args(plain, tidy, *words)
         await self._process.start(arguments)
         try:
             loaded = LoadedEmbeddingModel(
                 self._card(config, card, facts.identity(config, [output], unit=True), wanted),
-                settings.max_num_batched_tokens
+                settings.batch.max_num_batched_tokens
                 if encoder
                 else arguments.chunked_prefill_size or _BUDGET,
                 _BATCHES,
@@ -124,7 +124,7 @@ class SglangEmbedding:
         dtype = dtype_of(self._process)
         refused = rows_refused(config_of(config.directory).get("model_type"))
         rows = row_facts(settings, config.directory, dtype, refused)
-        names = settings.names
+        names = settings.model.names
         fits = longest(self._process)
         return ModelCard(
             name=names[0],
@@ -136,8 +136,8 @@ class SglangEmbedding:
             hidden_size=int(model.hidden_size),
             limits=Limits(
                 max_model_len=fits if wanted is None else min(fits, wanted),
-                max_num_seqs=settings.max_num_seqs,
-                max_num_queued_tokens=settings.max_num_queued_tokens,
+                max_num_seqs=settings.batch.max_num_seqs,
+                max_num_queued_tokens=settings.pooling.max_num_queued_tokens,
                 max_prompt_embeds_abs=rows.bound,
             ),
             engine="sglang",

@@ -21,10 +21,10 @@ def environment(
     Logprobs are the model's own, before temperature and penalties, as vLLM's and OpenAI's are.
     """
     chosen = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
-    if settings.device == "cpu":
+    if settings.model.device == "cpu":
         chosen["SGLANG_USE_CPU_ENGINE"] = "1"
-    if settings.role != "both":
+    if settings.kv.role != "both":
         chosen[HOST] = address_of(host)
-    if settings.num_threads is not None:
-        chosen["OMP_NUM_THREADS"] = str(settings.num_threads)
+    if settings.devices.num_threads is not None:
+        chosen["OMP_NUM_THREADS"] = str(settings.devices.num_threads)
     return {name: value for name, value in chosen.items() if name not in inherited}

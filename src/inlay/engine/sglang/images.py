@@ -33,7 +33,7 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
         raise InvalidRequestError(
             capabilities.NOT_COMPARED.format(model_type=model_type, compared=compared)
         )
-    if settings.role != "both":
+    if settings.kv.role != "both":
         raise InvalidRequestError(capabilities.HALVES)
     _check_patches(config)
     return image_layout(settings, directory, _BACKEND)

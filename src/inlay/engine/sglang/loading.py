@@ -56,7 +56,7 @@ async def load(process: Process, settings: EngineSettings, secret: Secret) -> Lo
         InvalidRequestError: what SGLang or inlay refuses.
         EngineError: SGLang did not start.
     """
-    directory = directory_of(settings.model, settings.revision)
+    directory = directory_of(settings.model.model, settings.model.revision)
     arguments = server_args(settings, for_other_engines(directory))
     await process.start(arguments)
     places = max(1, await process.max_running_requests() - PROBES)
@@ -64,8 +64,8 @@ async def load(process: Process, settings: EngineSettings, secret: Secret) -> Lo
     media = _media(process, settings, secret, directory)
     spec = None if media is None else media.spec
     card = _card(process, settings, secret, directory, places, spec, seeded=seeded)
-    if settings.role != "both":
-        card = _half(process, card, settings.role)
+    if settings.kv.role != "both":
+        card = _half(process, card, settings.kv.role)
     return LoadedSglang(
         card=card,
         admission=Admission.of(card, MaxModelLen(card.limits.max_model_len, "SGLang")),
@@ -137,7 +137,7 @@ def _card(
     dtype = dtype_of(process)
     refused = None if media is not None else rows_refused(stored.get("model_type"))
     rows = row_facts(settings, directory, dtype, refused)
-    names = settings.names
+    names = settings.model.names
     sampling = {
         name: value
         for name, value in default_sampling(generation).items()

@@ -27,16 +27,17 @@ _BACKEND = "--disaggregation-transfer-backend"
 
 def check(settings: EngineSettings) -> None:
     """Raise `InvalidRequestError` where SGLang could not be half of a pair, or only by half."""
-    values = _values(settings.engine_arguments)
+    values = _values(settings.library.engine_arguments)
     if _MODE in values:
         raise InvalidRequestError(
             f"{_MODE} is given to SGLang: say --role, which routers must know", param="role"
         )
-    if settings.role == "both":
+    if settings.kv.role == "both":
         return
-    if settings.task not in ("auto", "generate"):
+    if settings.model.task not in ("auto", "generate"):
         raise InvalidRequestError(
-            f"--role {settings.role} is for models that generate, not for --task {settings.task}",
+            f"--role {settings.kv.role} is for models that generate, not for --task "
+            f"{settings.model.task}",
             param="role",
         )
     if values.get(_BACKEND) == "fake":
@@ -53,23 +54,23 @@ def check(settings: EngineSettings) -> None:
 
 def words(settings: EngineSettings, host: str) -> Iterator[str]:
     """SGLang's arguments for the role of a worker that others reach at `host`, an IP address."""
-    if settings.role == "both":
+    if settings.kv.role == "both":
         return
-    given = _values(settings.engine_arguments)
-    yield from (_MODE, settings.role)
+    given = _values(settings.library.engine_arguments)
+    yield from (_MODE, settings.kv.role)
     if _BACKEND not in given:
         # Needs no special network: it goes over TCP where there is none.
         yield from (_BACKEND, "nixl")
-    if settings.role == "prefill":
+    if settings.kv.role == "prefill":
         if "--host" not in given:
             yield from ("--host", host)
         if _PORT not in given:
             yield from (_PORT, str(free_port(host)))
-    if settings.device != "cpu":
+    if settings.model.device != "cpu":
         return
     # Its defaults wait for a GPU's events, and pin memory for one.
     yield "--disable-overlap-schedule"
-    if settings.role == "decode" and _BACKUP not in given:
+    if settings.kv.role == "decode" and _BACKUP not in given:
         yield from (_BACKUP, "cpu_tensor")
 
 

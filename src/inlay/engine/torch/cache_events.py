@@ -81,10 +81,13 @@ class CacheEventQueue:
         self.tell: Tell | None = None
         self.publisher: Publisher | None = None
         self.tiers: WatchedTiers | None = None
-        self._config = settings.kv_events_config
-        self._rank, self._ranks = settings.data_parallel_rank or 0, settings.data_parallel_size
-        self._token_ids = settings.kv_events_token_ids
-        self._page_size = settings.block_size
+        self._config = settings.events.kv_events_config
+        self._rank, self._ranks = (
+            settings.devices.data_parallel_rank or 0,
+            settings.devices.data_parallel_size,
+        )
+        self._token_ids = settings.events.kv_events_token_ids
+        self._page_size = settings.cache.block_size
         self._key = secret.events
         self._windows: tuple[Window, ...] = (None,)
         self._routed = 0

@@ -38,13 +38,13 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
             quantisation or context length.
     """
     # Another interpreter may have another torch.
-    lacks = cuda_lack() if settings.engine_python is None else None
-    if settings.device == "cuda" and lacks is not None:
+    lacks = cuda_lack() if settings.library.engine_python is None else None
+    if settings.model.device == "cuda" and lacks is not None:
         raise InvalidRequestError(
             f"--device cuda: {lacks}; allowed here: auto, cpu", param="device"
         )
-    on_cpu = settings.device == "cpu" or lacks is not None
-    if on_cpu and settings.gpu_memory_utilization is not None:
+    on_cpu = settings.model.device == "cpu" or lacks is not None
+    if on_cpu and settings.cache.gpu_memory_utilization is not None:
         _logger.warning(
             "--gpu-memory-utilization has no effect: it is a share of a GPU's memory, and the "
             "model runs on a CPU; --kv-cache-memory-bytes says how large the KV cache is"
@@ -55,8 +55,8 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
     config = config_of(directory)
     scheme_of(config)
     if on_cpu:
-        dtype_name(settings.dtype, config, on_cpu=True)
-    task = task_of(directory)[0] if settings.task == "auto" else settings.task
+        dtype_name(settings.model.dtype, config, on_cpu=True)
+    task = task_of(directory)[0] if settings.model.task == "auto" else settings.model.task
     check_ranks(settings, config, task)
     # What a configuration with a tower leaves out of its `text_config` is known when it loads.
     if task != "generate":
@@ -64,7 +64,7 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
     family = family_of(config)
     check_recurrent(settings, family)
     if family.language is None:
-        context_length(settings.max_model_len, config)
+        context_length(settings.batch.max_model_len, config)
 
 
 def check_recurrent(settings: EngineSettings, family: ImageFamily) -> None:
@@ -77,7 +77,7 @@ def check_recurrent(settings: EngineSettings, family: ImageFamily) -> None:
         return
     refused = {
         "tensor_parallel_size": (
-            settings.tensor_parallel_size > 1,
+            settings.devices.tensor_parallel_size > 1,
             "such layers are not divided over ranks",
         ),
     }
@@ -96,7 +96,7 @@ def check_ranks(settings: EngineSettings, config: Mapping[str, Any], task: str) 
         InvalidRequestError: a setting that does not go together with `tensor_parallel_size`, or
             heads that the ranks do not divide.
     """
-    size = settings.tensor_parallel_size
+    size = settings.devices.tensor_parallel_size
     if size == 1:
         return
     speculation = speculative_config(settings)
@@ -104,7 +104,7 @@ def check_ranks(settings: EngineSettings, config: Mapping[str, Any], task: str) 
     heads = text.get("num_attention_heads") or 1
     shared = text.get("num_key_value_heads") or heads
     reasons = {
-        f"it cannot be used with --{name.replace('_', '-')}": getattr(settings, name)
+        f"it cannot be used with --{name.replace('_', '-')}": settings.value(name)
         for name in ("enable_lora", "enable_sleep_mode")
     } | {
         "keys and values of other workers, host memory or disk belong to whole models (see "

@@ -77,7 +77,9 @@ def core_of(
     """
     settings = _with_large_pages(settings, model)
     on_gpu = model.device.type == "cuda"
-    overlap = on_gpu if settings.async_scheduling is None else settings.async_scheduling
+    overlap = (
+        on_gpu if settings.compute.async_scheduling is None else settings.compute.async_scheduling
+    )
     speculation = speculative_config(settings)
     if speculation is None and not overlap:
         speculation = SpeculativeConfig(method="ngram")
@@ -85,30 +87,30 @@ def core_of(
     if num_blocks is None:
         num_blocks = num_pages(
             settings,
-            page_bytes=model.page_bytes(settings.block_size)
-            + draft_page_bytes(source, model, settings.block_size),
+            page_bytes=model.page_bytes(settings.cache.block_size)
+            + draft_page_bytes(source, model, settings.cache.block_size),
             windows=model.windows,
             max_model_len=model.max_model_len,
             available=available_memory(model.device),
             asked=share_of_gpu(settings, model.device, peak_activations(model, settings))
-            if on_gpu and settings.kv_cache_memory_bytes is None
+            if on_gpu and settings.cache.kv_cache_memory_bytes is None
             else None,
         )
     bounds = EngineLimits(
         max_model_len=model.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        page_size=settings.block_size,
+        max_num_seqs=settings.batch.max_num_seqs,
+        max_num_batched_tokens=settings.batch.max_num_batched_tokens,
+        page_size=settings.cache.block_size,
         num_pages=num_blocks,
         usual_positions=None
-        if on_gpu or "max_num_batched_tokens" in settings.model_fields_set
+        if on_gpu or "max_num_batched_tokens" in settings.batch.model_fields_set
         else _CPU_POSITIONS,
     )
     core = Core(
         model,
         bounds,
         secret,
-        prefix_caching=settings.enable_prefix_caching,
+        prefix_caching=settings.cache.enable_prefix_caching,
         capture=CudaCapture() if on_gpu and captures(settings, model, speculation) else None,
         events=events,
         overlap=overlap,
@@ -117,7 +119,7 @@ def core_of(
         speculator=speculator_of(speculation, source, bounds, model),
     )
     check = model.self_check
-    if settings.self_check == "strict" and check is not None and GRAPHS in check.left_out:
+    if settings.health.self_check == "strict" and check is not None and GRAPHS in check.left_out:
         raise EngineError(
             "--self-check strict: decoding by CUDA graphs differs; --enforce-eager does without"
         )
@@ -126,14 +128,14 @@ def core_of(
 
 def _with_large_pages(settings: EngineSettings, model: CausalModel) -> EngineSettings:
     """Return `settings` with pages that hold the states of recurrent layers."""
-    size = max(settings.block_size, model.least_page_size)
-    if size > settings.block_size:
+    size = max(settings.cache.block_size, model.least_page_size)
+    if size > settings.cache.block_size:
         _logger.info(
             "pages have %d positions, not %d: each holds the state of a recurrent layer",
             size,
-            settings.block_size,
+            settings.cache.block_size,
         )
-    return settings.model_copy(update={"block_size": size})
+    return settings.replace(block_size=size)
 
 
 def captures(
@@ -144,7 +146,7 @@ def captures(
     A captured step would have to be replayed by every rank, and gives a head no hidden states.
     """
     reads_states = speculation is not None and speculation.reads_states
-    return not (settings.enforce_eager or model.group is not None or reads_states)
+    return not (settings.compute.enforce_eager or model.group is not None or reads_states)
 
 
 def draft_source_of(
@@ -162,13 +164,13 @@ def draft_source_of(
     if speculation.method == "eagle3":
         return load_eagle(directory_of(speculation.model, speculation.revision), model)
     draft = CausalModel.load(
-        EngineSettings(
+        EngineSettings.of(
             model=speculation.model,
             revision=speculation.revision,
-            dtype=settings.dtype,
-            device=settings.device,
-            num_threads=settings.num_threads,
-            self_check=settings.self_check,
+            dtype=settings.model.dtype,
+            device=settings.model.device,
+            num_threads=settings.devices.num_threads,
+            self_check=settings.health.self_check,
         )
     )
     check_draft_model(draft, model)
@@ -206,15 +208,15 @@ def speculator_of(
 
 def largest_step(model: CausalModel, settings: EngineSettings) -> tuple[Batch, Pages]:
     """Return a batch of as many positions and sampled ones as a step may have, and its pages."""
-    size = settings.block_size
-    count = min(settings.max_num_batched_tokens, model.max_model_len)
+    size = settings.cache.block_size
+    count = min(settings.batch.max_num_batched_tokens, model.max_model_len)
     each = pages_for(count, size)
     runs = [
         PageRun(range(1 + group * each, 1 + (group + 1) * each))
         for group in range(len(model.page_groups))
     ]
     tokens = [(0, Tokens([0] * count))]
-    item = BatchItem(tokens, 0, count, runs, min(count, settings.max_num_seqs))
+    item = BatchItem(tokens, 0, count, runs, min(count, settings.batch.max_num_seqs))
     return Batch.pack([item], size), model.new_pages(each * len(runs), size)
 
 
@@ -249,7 +251,7 @@ def exchange_of(
     """
     sealer = PageSealer(core.cached.copier.shape, secret)
     host = disk = None
-    if settings.kv_offloading_size is not None:
+    if settings.kv.kv_offloading_size is not None:
         if host_memory is None:
             raise EngineError("no host memory was lent to the engine for --kv-offloading-size")
         status = os.fstat(host_memory)
@@ -260,11 +262,11 @@ def exchange_of(
                 "available: lower it"
             )
         host = HostPages(sealer.shape, host_memory)
-    if settings.kv_offloading_dir is not None:
-        path = settings.kv_offloading_dir
-        if settings.data_parallel_rank is not None:
-            path /= f"rank-{settings.data_parallel_rank}"
-        size = int(settings.kv_offloading_disk_size * 1024**3)
+    if settings.kv.kv_offloading_dir is not None:
+        path = settings.kv.kv_offloading_dir
+        if settings.devices.data_parallel_rank is not None:
+            path /= f"rank-{settings.devices.data_parallel_rank}"
+        size = int(settings.kv.kv_offloading_disk_size * 1024**3)
         disk = DiskPages(sealer.shape, secret, path, size)
     tiers = PageTiers(sealer, host, disk) if settings.keeps_evicted_kv else None
     return PageExchange(ask, sealer, tiers, gives=settings.exchanges_pages)
@@ -280,7 +282,7 @@ def admission_of(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         dtype=core.dtype,
-        max_logprobs=settings.most_logprobs(model.vocab_size),
+        max_logprobs=settings.limits.most_logprobs(model.vocab_size),
         refuses_rows=model.refuses_rows,
         grammars=KINDS,
         adapters=core.adapters,
@@ -295,8 +297,8 @@ def card_of(
 ) -> ModelCard:
     """Return the metadata of an engine around `core`, whose images `encoder` encodes."""
     model, bounds = core.model, core.bounds
-    names = settings.names
-    max_abs = settings.max_prompt_embeds_abs
+    names = settings.model.names
+    max_abs = settings.limits.max_prompt_embeds_abs
     features = ("greedy", "sampling", "penalties", "logprobs", "grammar", "hidden_states")
     return ModelCard(
         name=names[0],
@@ -310,7 +312,7 @@ def card_of(
         limits=Limits(
             max_model_len=bounds.max_model_len,
             max_num_seqs=bounds.max_num_seqs,
-            max_logprobs=settings.most_logprobs(model.vocab_size),
+            max_logprobs=settings.limits.most_logprobs(model.vocab_size),
             max_prompt_embeds_abs=100 * model.embedding_abs_max if max_abs is None else max_abs,
         ),
         engine="torch",
@@ -325,7 +327,7 @@ def card_of(
         prompt_embeds=model.refuses_rows,
         block_size=bounds.page_size,
         kv_layout=(core.cached.copier.shape.layout if settings.exchanges_pages else ""),
-        phase=settings.role,
+        phase=settings.kv.role,
         num_blocks=bounds.num_pages,
         eos_token_ids=model.eos_token_ids,
         default_sampling=model.default_sampling,

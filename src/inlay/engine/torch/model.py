@@ -201,26 +201,27 @@ class CausalModel:
             InvalidRequestError: an unsupported model, dtype or context length; the message says
                 what is allowed.
         """
-        directory = directory_of(settings.model, settings.revision)
-        config = config_of(directory)
+        directory = directory_of(settings.model.model, settings.model.revision)
+        config, lora = config_of(directory), settings.adapters
         family = family_of(config)
-        device = device_of(settings.device) if group is None else group.device
+        device = device_of(settings.model.device) if group is None else group.device
         check_recurrent(settings, family)
         if family.language is None:
-            context_length(settings.max_model_len, config)
+            context_length(settings.batch.max_model_len, config)
         if device.type == "cpu":
             processes = 1 if group is None else threads.bind(group.rank, group.size)
-            torch.set_num_threads(threads.count(settings.num_threads, processes))
+            torch.set_num_threads(threads.count(settings.devices.num_threads, processes))
         parsed = parsed_config(directory)
         text = parsed.get_text_config()
-        max_model_len = context_length(settings.max_model_len, text.to_dict())
+        max_model_len = context_length(settings.batch.max_model_len, text.to_dict())
         check_positions(text, max_model_len, recurrent=family.recurrent)
         follows = group is not None and group.rank > 0
-        language_only = family.language is not None and (settings.language_model_only or follows)
+        without_tower = settings.media.language_model_only or follows
+        language_only = family.language is not None and without_tower
         if language_only:
             division.drop_tower_layers(parsed)
 
-        dtype = dtype_of(settings.dtype, config, device)
+        dtype = dtype_of(settings.model.dtype, config, device)
         blocks = block_products(settings, directory, device)
         activations = "" if blocks is None else blocks.rounding
 
@@ -253,12 +254,10 @@ class CausalModel:
                 generation_config(settings, directory),
                 max_model_len,
                 check,
-                LoraBank(settings.step_loras, settings.max_lora_rank)
-                if settings.enable_lora
-                else None,
+                LoraBank(settings.step_loras, lora.max_lora_rank) if lora.enable_lora else None,
                 language_only=language_only,
                 group=group,
-                batch_invariant=settings.batch_invariant,
+                batch_invariant=settings.compute.batch_invariant,
                 activations=activations,
             )
 
@@ -272,14 +271,15 @@ class CausalModel:
         if group is not None and follows:
             found = wrap(read(), ModuleCheck())
         else:
-            variant = device, settings.enable_lora, settings.batch_invariant, group and group.size
+            invariant = settings.compute.batch_invariant
+            variant = device, lora.enable_lora, invariant, group and group.size
             weights = weights_id(directory, activations)
             subject = Subject(weights, dtype, (family, max_model_len), variant)
             shadow = partial(shadow_of, cls, parsed, family, max_model_len, rows=rows)
             steps = Steps(read, wrap, reference, judge, shadow)
-            found = checked(settings.self_check, subject, steps)
-        if settings.hidden_projector is not None:
-            file = Path(settings.hidden_projector)
+            found = checked(settings.health.self_check, subject, steps)
+        if settings.stages.hidden_projector is not None:
+            file = Path(settings.stages.hidden_projector)
             found.projector = Projector(file, found.hidden_size, found.dtype, found.device)
         return found
 

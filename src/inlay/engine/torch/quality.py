@@ -67,7 +67,7 @@ def quality_of(settings: EngineSettings, windows: Sequence[list[int]]) -> Qualit
             "--quantization, with what its files hold"
         )
     plain = {"activations": "exact", "quantization": None}
-    exact = CausalModel.load(settings.model_copy(update=plain))
+    exact = CausalModel.load(settings.replace(**plain))
     losses, divergence, same, tokens = [0.0, 0.0], 0.0, 0, 0
     for window in windows:
         one, two = (logprobs(model, window)[:-1] for model in (exact, rounded))

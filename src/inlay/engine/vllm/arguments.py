@@ -57,20 +57,20 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
         InvalidRequestError: vLLM does not know a word, or it contradicts a setting.
     """
     runs_on = str(current_platform.device_type)
-    if settings.device not in ("auto", runs_on):
+    if settings.model.device not in ("auto", runs_on):
         raise InvalidRequestError(
-            f"--device {settings.device}: this vLLM is built for {runs_on}, and finds its devices "
-            "itself",
+            f"--device {settings.model.device}: this vLLM is built for {runs_on}, and finds its "
+            "devices itself",
             param="device",
         )
-    if settings.batch_invariant and runs_on != "cuda":
+    if settings.compute.batch_invariant and runs_on != "cuda":
         raise InvalidRequestError(
             f"--batch-invariant: vLLM has products and attention for it on CUDA alone, and this "
             f"one is built for {runs_on}; the torch engine has it on CPUs",
             param="batch_invariant",
         )
     own = list(_with_inlay_names(settings, directory))
-    given = settings.engine_arguments
+    given = settings.library.engine_arguments
     flags = {word.partition("=")[0] for word in given if word.startswith("--")}
     for name in _named_twice(own, flags):
         raise InvalidRequestError(
@@ -91,11 +91,11 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
     if args.enable_lora and rows and args.lora_target_modules is None:
         # An adapted embedding table and rows do not go together in vLLM; without it they do.
         args.lora_target_modules = list(_LINEAR)
-    if settings.data_parallel_size > 1 and has_experts(directory):
+    if settings.devices.data_parallel_size > 1 and has_experts(directory):
         # Ranks of dense models know nothing of one another.
         args.data_parallel_size, args.data_parallel_rank = (
-            settings.data_parallel_size,
-            settings.data_parallel_rank or 0,
+            settings.devices.data_parallel_size,
+            settings.devices.data_parallel_rank or 0,
         )
     if gives_tickets(transfer_config(settings)) and args.disable_hybrid_kv_cache_manager is None:
         # One list of blocks a prompt: a ticket names no more.
@@ -110,40 +110,39 @@ def _take_images(args: Any, settings: EngineSettings) -> None:
     """Set vLLM's own arguments for media; other kinds than images take no memory."""
     # Rows are items beside images, for which vLLM needs no flag.
     args.enable_prompt_embeds = False
-    args.enable_mm_embeds = settings.enable_mm_embeds
+    args.enable_mm_embeds = settings.media.enable_mm_embeds
     args.limit_mm_per_prompt = {
         "video": 0,
         "audio": 0,
         **args.limit_mm_per_prompt,
-        **settings.max_media_items,
+        **settings.media.max_media_items,
     }
 
 
 def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str]:
     yield from ("--model", str(directory))
-    given = settings.model_fields_set
+    said = settings.given()
     for name in _SAME:
-        value = getattr(settings, name, None)
-        if name in given and value is not None:
+        if (value := said.get(name)) is not None:
             yield from (_flag(name), str(value))
     for name in _SWITCHES:
-        if name in given and getattr(settings, name) is not None:
-            yield _flag(name) if getattr(settings, name) else _flag(f"no_{name}")
-    if settings.enable_lora:
-        rank = next(rank for rank in _RANKS if rank >= settings.max_lora_rank)
+        if (value := said.get(name)) is not None:
+            yield _flag(name if value else f"no_{name}")
+    if settings.adapters.enable_lora:
+        rank = next(rank for rank in _RANKS if rank >= settings.adapters.max_lora_rank)
         # One more than are served, so that one can take another's place. On a CPU one more still:
         # see `Adapters.room`.
         slots = settings.cpu_loras + 1
         in_batch = slots + 1 if current_platform.is_cpu() else settings.step_loras
         yield from ("--enable-lora", "--max-loras", str(in_batch), "--max-lora-rank", str(rank))
         yield from ("--max-cpu-loras", str(max(slots, in_batch)))
-    if settings.generation_config != "auto":
+    if settings.model.generation_config != "auto":
         # Its end tokens; sampling defaults are resolved in front of it.
-        none = settings.generation_config == "none"
-        yield from ("--generation-config", "vllm" if none else settings.generation_config)
-    if "served_model_name" in given:
-        yield from ("--served-model-name", *settings.served_model_name)
-    if "dtype" in given or "--dtype" not in settings.engine_arguments:
+        none = settings.model.generation_config == "none"
+        yield from ("--generation-config", "vllm" if none else settings.model.generation_config)
+    if "served_model_name" in said:
+        yield from ("--served-model-name", *settings.model.served_model_name)
+    if "dtype" in said or "--dtype" not in settings.library.engine_arguments:
         yield from ("--dtype", dtype_name(settings, directory))
     processor = processor_settings(settings, directory)
     if processor is not None:

@@ -49,21 +49,21 @@ def transfer_config(settings: EngineSettings) -> dict[str, Any] | None:
         InvalidRequestError: it is said twice, is not a JSON object, names connectors that do not
             go together, or has no place beside a role.
     """
-    names = settings.connector
-    if settings.role != "both":
-        if settings.kv_transfer_config is not None or names not in ([], ["nixl"]):
+    names = settings.library.connector
+    if settings.kv.role != "both":
+        if settings.library.kv_transfer_config is not None or names not in ([], ["nixl"]):
             raise InvalidRequestError(
-                f"--role {settings.role} needs --connector nixl, which it implies, and no other",
+                f"--role {settings.kv.role} needs --connector nixl, which it implies, and no other",
                 param="role",
             )
         names = ["nixl"]
-    if settings.kv_transfer_config is not None:
+    if settings.library.kv_transfer_config is not None:
         if names:
             raise InvalidRequestError(
                 "--connector is short for --kv-transfer-config: give one of them", param="connector"
             )
         try:
-            given = json.loads(settings.kv_transfer_config)
+            given = json.loads(settings.library.kv_transfer_config)
         except ValueError as error:
             raise InvalidRequestError(
                 f"--kv-transfer-config is not JSON: {error}", param="kv_transfer_config"

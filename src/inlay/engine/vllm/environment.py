@@ -24,11 +24,11 @@ def environment(
     own.
     """
     chosen = {"VLLM_NO_USAGE_STATS": "1", _NANS: "1"}
-    if settings.batch_invariant:
+    if settings.compute.batch_invariant:
         chosen[_INVARIANT] = "1"
-    if settings.num_threads is not None:
+    if settings.devices.num_threads is not None:
         chosen["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        chosen["OMP_NUM_THREADS"] = str(settings.num_threads)
+        chosen["OMP_NUM_THREADS"] = str(settings.devices.num_threads)
     if gives_tickets(transfer_config(settings)):
         chosen["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
         chosen["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port(host))

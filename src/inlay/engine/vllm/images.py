@@ -54,7 +54,7 @@ def processor_settings(settings: EngineSettings, directory: Path) -> dict[str, A
     Raises:
         InvalidRequestError: the processor of this family is not told them.
     """
-    given = settings.processor_kwargs if takes_images(directory) else {}
+    given = settings.media.processor_kwargs if takes_images(directory) else {}
     spec = spec_of(directory, processor_kwargs=given) if given else None
     return None if spec is None else spec.processor_settings(None)
 

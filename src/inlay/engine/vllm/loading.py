@@ -146,14 +146,14 @@ def load(
         EngineError: vLLM did not start.
     """
     environment.check(os.environ)
-    directory = directory_of(settings.model, settings.revision)
+    directory = directory_of(settings.model.model, settings.model.revision)
     arguments = engine_args(settings, for_other_engines(directory))
     thinking.turn_on(arguments, directory)
     counters = Counters()
     with refused():
         config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
         known = config.parallel_config.data_parallel_size > 1
-        events.turn_on(config, 0 if known else settings.data_parallel_rank or 0)
+        events.turn_on(config, 0 if known else settings.devices.data_parallel_rank or 0)
         own_reasoning = not reasoning.turn_on(config)
     handed_over = gives_tickets(transfer_config(settings))
     if handed_over:
@@ -169,7 +169,7 @@ def load(
         if handed_over:
             layout = block_layout(config, vllm.__version__)
             card = msgspec.structs.replace(
-                card, kv_layout=layout, kv_tickets=True, phase=settings.role
+                card, kv_layout=layout, kv_tickets=True, phase=settings.kv.role
             )
             engine_id = config.kv_transfer_config.engine_id
             tickets = TicketOffice(secret, card, engine_id, ranks_of(config))
@@ -210,7 +210,7 @@ def _card(
     vocab_size, hidden_size = int(model.get_vocab_size()), int(model.get_inputs_embeds_size())
     refused = rows_refused(config, model_config, takes_images=media is not None)
     rows = row_facts(settings, directory, dtype, refused)
-    names = settings.names
+    names = settings.model.names
     return ModelCard(
         name=names[0],
         aliases=tuple(names[1:]),

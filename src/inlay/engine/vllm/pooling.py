@@ -55,7 +55,7 @@ class VllmPooling:
         self._secret = secret
         self._llm: Any = None
         self._placeholder = self._dense = 0
-        self._task = "classify" if settings.task == "score" else "embed"
+        self._task = "classify" if settings.model.task == "score" else "embed"
         self._numbers = count()
 
     async def start(self) -> LoadedEmbeddingModel:
@@ -96,11 +96,11 @@ class VllmPooling:
 
     def _load(self) -> LoadedEmbeddingModel:
         settings = self._settings
-        directory = directory_of(settings.model, settings.revision)
+        directory = directory_of(settings.model.model, settings.model.revision)
         config = EmbeddingConfig.read(directory)
         stored = config_of(config.directory)
         family = FAMILIES.get(str(stored.get("model_type")))
-        facts.check_task(stored, family, settings.task)
+        facts.check_task(stored, family, settings.model.task)
         output = facts.dense_of(settings, config, family)
         self._dense, modes = len(output.head), output.select or ()
         tidy = for_other_engines(directory)
@@ -111,15 +111,15 @@ class VllmPooling:
         if family is not None:
             first = facts.first_position(family, model)
             more["max_model_len"] = facts.max_model_len(
-                settings.max_model_len, config, model, first
+                settings.batch.max_model_len, config, model, first
             )
-        given = settings.engine_arguments
+        given = settings.library.engine_arguments
         if stored.get("model_type") not in capabilities.ROWS_FROM:
             # A server takes rows for any of its models; to vLLM it would be another way through
             # this one.
             given = [word for word in given if word != "--enable-prompt-embeds"]
         words = [*given, "--runner", "pooling", *_pooler_words(settings, modes)]
-        changed = settings.model_copy(update={**more, "engine_arguments": words})
+        changed = settings.replace(**more, engine_arguments=words)
         arguments = engine_args(changed, tidy)
         counters = Counters()
         with refused():
@@ -141,7 +141,7 @@ class VllmPooling:
         rows = row_facts(
             settings, config.directory, dtype, rows_refused(known, config_of(config.directory))
         )
-        names = settings.names
+        names = settings.model.names
         return ModelCard(
             name=names[0],
             aliases=tuple(names[1:]),
@@ -153,12 +153,12 @@ class VllmPooling:
             limits=Limits(
                 max_model_len=int(model.max_model_len),
                 max_num_seqs=int(known.scheduler_config.max_num_seqs),
-                max_num_queued_tokens=settings.max_num_queued_tokens,
+                max_num_queued_tokens=settings.pooling.max_num_queued_tokens,
                 max_prompt_embeds_abs=rows.bound,
             ),
             engine="vllm",
             engine_version=vllm.__version__,
-            tasks=(Task(settings.task),),
+            tasks=(Task(settings.model.task),),
             embedding_table_id=rows.table_id,
             embedding_abs_max=rows.abs_max,
             prompt_embeds=rows.refused,
@@ -168,7 +168,7 @@ class VllmPooling:
 
     async def outputs(self, batch: Sequence[EmbedInput]) -> list[Bundle]:
         """As `EmbeddingModel.outputs`; the model has one."""
-        name = "labels" if self._settings.task == "score" else "dense"
+        name = "labels" if self._settings.model.task == "score" else "dense"
         return [{name: vector} for vector in await self.vectors(batch)]
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
@@ -219,7 +219,7 @@ class VllmPooling:
 
 def _pooler_words(settings: EngineSettings, modes: Sequence[str]) -> list[str]:
     """VLLM's settings for pooling. Raises `InvalidRequestError` where vLLM cannot pool so."""
-    if settings.task == "score":
+    if settings.model.task == "score":
         return []
     if len(modes) != 1 or modes[0] not in _TYPES:
         raise InvalidRequestError(

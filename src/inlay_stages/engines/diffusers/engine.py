@@ -52,7 +52,7 @@ class DiffusersEngine:
         self._card: ModelCard | None = None
         self._adapters: dict[str, str] = {}
         self._jobs: Jobs[ImageJob] = Jobs(
-            settings.max_num_seqs, "the images were done", self._adapters
+            settings.batch.max_num_seqs, "the images were done", self._adapters
         )
         self._driver: asyncio.Task[None] | None = None
         self._closing = False
@@ -83,7 +83,7 @@ class DiffusersEngine:
             raise EngineError("the engine was started before")
         loaded = await self._thread.run(partial(load, self._settings))
         parts = pipeline_parts(loaded)
-        check = partial(checked_parts, self._settings.self_check, loaded.dtype, parts)
+        check = partial(checked_parts, self._settings.health.self_check, loaded.dtype, parts)
         described = _described(loaded, await self._thread.run(check))
         self._bounds: ImageBounds = bounds_of(self._settings, loaded.facts, loaded.part)
         self._card = card_of(self._settings, self._bounds, self._secret, described)
@@ -93,7 +93,7 @@ class DiffusersEngine:
         self._closing = False
         self._loaded: LoadedPipeline = loaded
         settings = self._settings
-        rank = settings.max_lora_rank if settings.enable_lora else None
+        rank = settings.adapters.max_lora_rank if settings.adapters.enable_lora else None
         self._painter: ImagePipeline = ImagePipeline(loaded, rank)
         self._driver = asyncio.create_task(self._drive())
 
@@ -251,7 +251,10 @@ class DiffusersEngine:
     async def _drive(self) -> None:
         while not self._closing:
             queue = self._jobs.queue
-            budget, most = self._settings.max_num_batched_tokens, self._settings.max_num_seqs
+            budget, most = (
+                self._settings.batch.max_num_batched_tokens,
+                self._settings.batch.max_num_seqs,
+            )
             jobs = take(queue, budget, most, equal=self._loaded.device.type == "cpu")
             if not jobs:
                 self._jobs.work.clear()
@@ -327,7 +330,7 @@ class DiffusersEngine:
 
     async def _step(self, jobs: Sequence[ImageJob]) -> None:
         paintings = [job.painting for job in jobs if job.painting is not None]
-        budget = self._settings.max_num_batched_tokens
+        budget = self._settings.batch.max_num_batched_tokens
         self._positions += sum(job.cost for job in jobs)
         errors = await self._thread.run(partial(self._painter.step, paintings, budget))
         self._steps += 1

@@ -72,7 +72,7 @@ def load(settings: EngineSettings) -> LoadedPipeline:
         InvalidRequestError: a family, component or dtype that is not served.
         EngineError: files that do not fit the models.
     """
-    directory = directory_of(settings.model, settings.revision, FILES)
+    directory = directory_of(settings.model.model, settings.model.revision, FILES)
     name, components = read_index(directory)
     family = FAMILIES.get(name)
     if family is None:
@@ -80,7 +80,7 @@ def load(settings: EngineSettings) -> LoadedPipeline:
             f"{directory} is a {name}, which is not served; served: {', '.join(FAMILIES)}",
             param="model",
         )
-    part = settings.part
+    part = settings.stages.part
     if part == "talker" or part == "token2wav":  # mypy narrows so
         raise InvalidRequestError(f"a pipeline of diffusers has no part {part!r}", param="part")
     wanted = _components(family, part)
@@ -95,11 +95,11 @@ def load(settings: EngineSettings) -> LoadedPipeline:
         raise InvalidRequestError(
             f"the configuration files of {directory} do not describe a {name}: {error!r}"
         ) from error
-    device = device_of(settings.device)
+    device = device_of(settings.model.device)
     if device.type == "cpu":
-        torch.set_num_threads(threads.count(settings.num_threads))
+        torch.set_num_threads(threads.count(settings.devices.num_threads))
     stored = stored_dtype(directory / weighted(wanted)[-1])
-    dtype = dtype_of(settings.dtype, {"dtype": stored}, device)
+    dtype = dtype_of(settings.model.dtype, {"dtype": stored}, device)
     pipeline = read(name, directory, components, wanted, dtype).to(device)
     return LoadedPipeline(
         family=family(pipeline, facts),

@@ -48,16 +48,16 @@ class DescribedPipeline(NamedTuple):
 
 def bounds_of(settings: EngineSettings, facts: Facts, part: Part) -> ImageBounds:
     """Return what a request may ask for."""
-    max_abs, own = settings.max_prompt_embeds_abs, facts.width * facts.height
+    max_abs, own = settings.limits.max_prompt_embeds_abs, facts.width * facts.height
     large = max(_LEAST_PIXELS, 4 * own)
-    max_steps = min(settings.max_inference_steps, facts.max_steps)
+    max_steps = min(settings.stages.max_inference_steps, facts.max_steps)
     return ImageBounds(
         facts=facts,
         part=part,
-        max_pixels=settings.max_generated_image_size or max(own, min(large, _MOST_PIXELS)),
+        max_pixels=settings.stages.max_generated_image_size or max(own, min(large, _MOST_PIXELS)),
         max_cost=max_steps * large // 4
-        if settings.max_image_cost is None
-        else int(settings.max_image_cost * own),
+        if settings.stages.max_image_cost is None
+        else int(settings.stages.max_image_cost * own),
         max_steps=max_steps,
         max_abs=_MAX_ABS if max_abs is None else max_abs,
     )
@@ -67,7 +67,7 @@ def card_of(
     settings: EngineSettings, bounds: ImageBounds, secret: Secret, described: DescribedPipeline
 ) -> ModelCard:
     """Return the metadata that the worker announces."""
-    names, facts = settings.names, bounds.facts
+    names, facts = settings.model.names, bounds.facts
     return ModelCard(
         name=names[0],
         aliases=tuple(names[1:]),
@@ -78,7 +78,7 @@ def card_of(
         hidden_size=facts.embeds["prompt_embeds"][-1] if facts.embeds else 0,
         limits=Limits(
             max_model_len=facts.max_length,
-            max_num_seqs=settings.max_num_seqs,
+            max_num_seqs=settings.batch.max_num_seqs,
             max_prompt_embeds_abs=bounds.max_abs,
         ),
         engine=described.engine,

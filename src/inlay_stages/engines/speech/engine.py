@@ -43,7 +43,7 @@ class SpeechEngine:
             self._thread, partial(load, settings), self._rest, self._begin_with
         )
         self._card: ModelCard | None = None
-        self._jobs: Jobs[SpeechJob] = Jobs(settings.max_num_seqs, "the sound was made")
+        self._jobs: Jobs[SpeechJob] = Jobs(settings.batch.max_num_seqs, "the sound was made")
         self._turn: SpeechJob | None = None
         self._driver: asyncio.Task[None] | None = None
         self._closing = False
@@ -68,7 +68,7 @@ class SpeechEngine:
             raise EngineError("the engine was started before")
         loaded = await self._thread.run(partial(load, self._settings))
         parts = loaded.model.parts()
-        check = partial(checked_parts, self._settings.self_check, loaded.dtype, parts)
+        check = partial(checked_parts, self._settings.health.self_check, loaded.dtype, parts)
         found = await self._thread.run(check)
         self._card = _card(self._settings, loaded, self._secret, found)
         self._begin_with(loaded)
@@ -224,7 +224,7 @@ def _card(
     settings: EngineSettings, loaded: LoadedSpeech, secret: Secret, check: SelfCheck | None
 ) -> ModelCard:
     """Return the metadata that the worker announces."""
-    names = settings.names
+    names = settings.model.names
     return ModelCard(
         name=names[0],
         aliases=tuple(names[1:]),
@@ -233,7 +233,7 @@ def _card(
         dtype=str(loaded.dtype).removeprefix("torch."),
         vocab_size=0,
         hidden_size=loaded.width,
-        limits=Limits(max_model_len=loaded.max_length, max_num_seqs=settings.max_num_seqs),
+        limits=Limits(max_model_len=loaded.max_length, max_num_seqs=settings.batch.max_num_seqs),
         engine="speech",
         engine_version=version("transformers"),
         tasks=(Task.STAGE,),

@@ -70,14 +70,14 @@ def load(settings: EngineSettings) -> LoadedSpeech:
     Raises:
         InvalidRequestError: another model, or one whose files lack something.
     """
-    directory = directory_of(settings.model, settings.revision)
-    if settings.part not in ("talker", "token2wav"):
+    directory = directory_of(settings.model.model, settings.model.revision)
+    if settings.stages.part not in ("talker", "token2wav"):
         raise InvalidRequestError(
             "the speech engine runs the stages talk and vocode of a graph, not a whole model"
         )
-    device = device_of(settings.device)
+    device = device_of(settings.model.device)
     if device.type == "cpu":
-        torch.set_num_threads(threads.count(settings.num_threads))
+        torch.set_num_threads(threads.count(settings.devices.num_threads))
     try:
         with tidied(directory) as tidy:
             config = AutoConfig.from_pretrained(
@@ -90,8 +90,8 @@ def load(settings: EngineSettings) -> LoadedSpeech:
             f"{directory} is a {config.model_type} and does not speak; served: qwen2_5_omni"
         )
     speakers = _speakers(directory)
-    if settings.part == "talker":
-        dtype = dtype_of(settings.dtype, config_of(directory), device)
+    if settings.stages.part == "talker":
+        dtype = dtype_of(settings.model.dtype, config_of(directory), device)
         model: Model = _talker(directory, config, speakers, dtype, device)
     else:
         # As in transformers: the vocoder computes in float32.

@@ -42,17 +42,16 @@ def omni_arguments(settings: EngineSettings, dtype: str) -> dict[str, Any]:
         InvalidRequestError: vLLM-Omni does not know a word, or it contradicts a setting.
     """
     runs_on = str(current_omni_platform.device_type)
-    if settings.device not in ("auto", runs_on):
+    if settings.model.device not in ("auto", runs_on):
         raise InvalidRequestError(
-            f"--device {settings.device}: this vLLM-Omni runs on {runs_on or 'no device here'}, "
-            "and finds its devices itself",
+            f"--device {settings.model.device}: this vLLM-Omni runs on "
+            f"{runs_on or 'no device here'}, and finds its devices itself",
             param="device",
         )
-    given = _parsed(settings.engine_arguments)
-    own: dict[str, Any] = {
-        name: getattr(settings, name) for name in _SAME if name in settings.model_fields_set
-    }
-    if "dtype" in settings.model_fields_set or "dtype" not in given:
+    given = _parsed(settings.library.engine_arguments)
+    said = settings.given()
+    own = {name: said[name] for name in _SAME if name in said}
+    if "dtype" in said or "dtype" not in given:
         own["dtype"] = dtype
     for name in sorted(own.keys() & given.keys()):
         flag = f"--{name.replace('_', '-')}"

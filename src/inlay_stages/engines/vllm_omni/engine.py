@@ -45,7 +45,7 @@ class VllmOmniEngine:
         self._settings = settings
         self._secret = secret
         self._loaded: LoadedOmni | None = None
-        self._jobs: Jobs[ImageJob] = Jobs(settings.max_num_seqs, "the images were done")
+        self._jobs: Jobs[ImageJob] = Jobs(settings.batch.max_num_seqs, "the images were done")
         self._files = ThreadPoolExecutor(1, "inlay-image-files")
         self._tasks: dict[ImageJob, asyncio.Task[None]] = {}
         self._asleep = False

@@ -13,6 +13,6 @@ def environment(
     What a user has set stays. vLLM reports its use to its makers unless told not to.
     """
     chosen = {"VLLM_NO_USAGE_STATS": "1"}
-    if settings.num_threads is not None:
-        chosen["OMP_NUM_THREADS"] = str(settings.num_threads)
+    if settings.devices.num_threads is not None:
+        chosen["OMP_NUM_THREADS"] = str(settings.devices.num_threads)
     return {name: value for name, value in chosen.items() if name not in inherited}

@@ -66,14 +66,16 @@ def load(settings: EngineSettings, secret: Secret) -> LoadedOmni:
         InvalidRequestError: what vLLM-Omni or inlay refuses.
         EngineError: vLLM-Omni did not start.
     """
-    directory = directory_of(settings.model, settings.revision, FILES)
+    directory = directory_of(settings.model.model, settings.model.revision, FILES)
     name, components = read_index(directory)
     weighted = [each for each in components if _is_weighted(directory / each)]
     denoiser = next((each for each in (*_DENOISERS, *weighted) if each in weighted), None)
     if denoiser is None:
         raise InvalidRequestError(f"{directory} has no safetensors files", param="model")
     stored = stored_dtype(directory / denoiser) or "bfloat16"
-    arguments = omni_arguments(settings, stored if settings.dtype == "auto" else settings.dtype)
+    arguments = omni_arguments(
+        settings, stored if settings.model.dtype == "auto" else settings.model.dtype
+    )
     omni = _started(directory, arguments)
     try:
         _check_stages(omni, name, arguments)
@@ -91,7 +93,7 @@ def load(settings: EngineSettings, secret: Secret) -> LoadedOmni:
             str(config.dtype).removeprefix("torch."),
             previews=False,
         )
-        given = settings.model_copy(update={"max_num_seqs": places})
+        given = settings.replace(max_num_seqs=places)
         return LoadedOmni(
             omni=omni,
             bounds=bounds,

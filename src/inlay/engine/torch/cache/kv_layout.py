@@ -226,29 +226,31 @@ def num_pages(
     """
 
     def most(length: int, chunk: int) -> int:
-        return sum(most_pages(window, length, chunk, settings.block_size) for window in windows)
+        return sum(
+            most_pages(window, length, chunk, settings.cache.block_size) for window in windows
+        )
 
-    longest = most(max_model_len, settings.max_num_batched_tokens)
+    longest = most(max_model_len, settings.batch.max_num_batched_tokens)
     need = (
         f"one sequence of {max_model_len} positions needs {longest * page_bytes} bytes of KV cache"
     )
-    if settings.kv_cache_memory_bytes is not None:
-        pages = settings.kv_cache_memory_bytes // page_bytes
+    if settings.cache.kv_cache_memory_bytes is not None:
+        pages = settings.cache.kv_cache_memory_bytes // page_bytes
         if pages < longest:
             raise InvalidRequestError(
-                f"{need}, kv_cache_memory_bytes is {settings.kv_cache_memory_bytes}: raise it or "
-                "lower max_model_len"
+                f"{need}, kv_cache_memory_bytes is {settings.cache.kv_cache_memory_bytes}: "
+                "raise it or lower max_model_len"
             )
         return pages
     if asked is not None:
         if asked // page_bytes < longest:
-            share = settings.gpu_memory_utilization or GPU_SHARE
+            share = settings.cache.gpu_memory_utilization or GPU_SHARE
             raise InvalidRequestError(
                 f"{need}, gpu_memory_utilization {share} leaves {max(0, asked)} beside the weights "
                 "and a step's activations: raise it or lower max_model_len"
             )
         return asked // page_bytes
-    typical = settings.max_num_seqs * most(min(TYPICAL_LENGTH, max_model_len), 1)
+    typical = settings.batch.max_num_seqs * most(min(TYPICAL_LENGTH, max_model_len), 1)
     pages = min(max(longest, typical), available // SHARE // page_bytes)
     if pages < longest:
         raise EngineError(
@@ -276,7 +278,7 @@ def share_of_gpu(settings: EngineSettings, device: torch.device, activations: in
     free, total = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_allocated(device)
     spare = free + torch.cuda.memory_reserved(device) - held
-    share = settings.gpu_memory_utilization
+    share = settings.cache.gpu_memory_utilization
     asked = int(total * (share or GPU_SHARE)) - held - activations
     if share is None:
         return min(asked, spare - activations)

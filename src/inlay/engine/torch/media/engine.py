@@ -78,7 +78,7 @@ class EncodeEngine:
 
     def _card_of(self, loaded: LoadedTower, encoder: MediaEncoder) -> ModelCard:
         settings = self._settings
-        names = settings.names
+        names = settings.model.names
         return ModelCard(
             name=names[0],
             aliases=tuple(names[1:]),
@@ -87,7 +87,9 @@ class EncodeEngine:
             dtype=encoder.dtype,
             vocab_size=loaded.vocab_size,
             hidden_size=loaded.hidden_size,
-            limits=Limits(max_model_len=loaded.max_model_len, max_num_seqs=settings.max_num_seqs),
+            limits=Limits(
+                max_model_len=loaded.max_model_len, max_num_seqs=settings.batch.max_num_seqs
+            ),
             engine="torch",
             engine_version=__version__,
             tasks=(Task.ENCODE,),

@@ -65,20 +65,20 @@ def load_tower(settings: EngineSettings) -> LoadedTower:
     Raises:
         InvalidRequestError: an unsupported model, dtype or context length.
     """
-    directory = directory_of(settings.model, settings.revision)
+    directory = directory_of(settings.model.model, settings.model.revision)
     config = config_of(directory)
     family = _family(config)
-    device = device_of(settings.device)
-    if settings.enable_lora:
+    device = device_of(settings.model.device)
+    if settings.adapters.enable_lora:
         raise InvalidRequestError(
             "--enable-lora is for the language model, which --task encode does not load",
             param="enable_lora",
         )
     if device.type == "cpu":
-        torch.set_num_threads(threads.count(settings.num_threads))
+        torch.set_num_threads(threads.count(settings.devices.num_threads))
     parsed = parsed_config(directory)
     text = parsed.get_text_config()
-    max_model_len = context_length(settings.max_model_len, text.to_dict())
+    max_model_len = context_length(settings.batch.max_model_len, text.to_dict())
     text.num_hidden_layers = 0
     if getattr(text, "layer_types", None) is not None:
         text.layer_types = []
@@ -87,7 +87,7 @@ def load_tower(settings: EngineSettings) -> LoadedTower:
     model = load(
         getattr(transformers, family.architecture),
         directory,
-        dtype=dtype_of(settings.dtype, config, device),
+        dtype=dtype_of(settings.model.dtype, config, device),
         attn_implementation={"text_config": "eager"},
         config=parsed,
     )
@@ -188,26 +188,26 @@ def media_encoder(
         directory,
         weights_id=weights_id,
         backend=" ".join(backend),
-        max_items=settings.max_media_items,
-        processor_kwargs=settings.processor_kwargs,
+        max_items=settings.media.max_media_items,
+        processor_kwargs=settings.media.processor_kwargs,
     )
     if spec is None:
         raise InvalidRequestError("its layout of media is not known")
     video = spec.video
     if video is not None:  # whoever encodes elsewhere says itself what it cannot decode
         video = replace(video, containers=body is None or can_decode())
-    spec = replace(spec, embeds=settings.enable_mm_embeds, video=video)
+    spec = replace(spec, embeds=settings.media.enable_mm_embeds, video=video)
     readers: Readers = {}
     if tower is not None:
         readers = readers_of(directory, tower.body.config, spec)
         parts = tower_parts(tower, readers, spec)
-        found = checked_parts(settings.self_check, dtype, parts, found)
+        found = checked_parts(settings.health.self_check, dtype, parts, found)
     return MediaEncoder(
         tower,
         readers,
         spec,
         self_check=found,
-        cache_bytes=settings.encoder_cache_bytes,
+        cache_bytes=settings.media.encoder_cache_bytes,
         dtype=str(dtype).removeprefix("torch."),
         hidden_size=hidden_size,
     )

@@ -74,11 +74,11 @@ class TensorParallelGroup:
         followers: Sequence[Connection] = (),
     ) -> "TensorParallelGroup":
         """Connect this process as `rank`, on a device of its own. Arguments as for the class."""
-        device = device_of(settings.device)
+        device = device_of(settings.model.device)
         if device.type == "cuda":
             device = torch.device("cuda", rank)
             torch.cuda.set_device(device)
-        return cls(store, rank, settings.tensor_parallel_size, device, followers)
+        return cls(store, rank, settings.devices.tensor_parallel_size, device, followers)
 
     def close(self) -> None:
         """Close the connections and where they are listened for. Nothing may be called afterwards.

@@ -43,13 +43,13 @@ def load(settings: EngineSettings, undo: ExitStack) -> CausalModel:
         InvalidRequestError: an unsupported model, dtype, context length or number of ranks.
         EngineError: a rank has ended.
     """
-    size = settings.tensor_parallel_size
+    size = settings.devices.tensor_parallel_size
     if size == 1:
         return CausalModel.load(settings)
-    directory = directory_of(settings.model, settings.revision)
+    directory = directory_of(settings.model.model, settings.model.revision)
     check_ranks(settings, config_of(directory), "generate")
     devices = torch.cuda.device_count()
-    if device_of(settings.device).type == "cuda" and devices < size:
+    if device_of(settings.model.device).type == "cuda" and devices < size:
         raise InvalidRequestError(
             f"--tensor-parallel-size {size}: each rank has a GPU of its own, and there are "
             f"{devices}",

@@ -59,14 +59,14 @@ def block_products(
         InvalidRequestError: int8 was asked for, or a quantization, and cannot be; the message says
             why.
     """
-    quantization = settings.quantization
-    if settings.activations == "exact" and quantization is None:
+    quantization = settings.compute.quantization
+    if settings.compute.activations == "exact" and quantization is None:
         return None
     in_blocks = any(TYPES[type_].elements > 1 for type_ in types_in(path))
     reason, found = "", None
     if quantization is not None:
         reason = _not_plain(path)
-        if settings.activations == "exact":
+        if settings.compute.activations == "exact":
             reason = "its products round activations to eight bits: without --activations exact"
     elif not in_blocks:
         reason = f"the weights of {path} are not in blocks of a GGUF file"
@@ -74,13 +74,13 @@ def block_products(
         pass
     elif device.type != "cpu":
         reason = f"it is for CPUs, and the model is on {device.type}"
-    elif settings.tensor_parallel_size > 1:
+    elif settings.devices.tensor_parallel_size > 1:
         reason = "blocks are not divided over ranks (--tensor-parallel-size)"
     elif (found := integers()) is None:
         reason = "it needs a CPU with AVX2, and a C++ compiler or compiled kernels"
     if reason and quantization is not None:
         raise InvalidRequestError(f"--quantization {quantization}: {reason}", param="quantization")
-    if reason and settings.activations == "int8":
+    if reason and settings.compute.activations == "int8":
         raise InvalidRequestError(f"--activations int8: {reason}", param="activations")
     return None if found is None else BlockProducts(found, quantization)
 
