@@ -14,10 +14,14 @@ from inlay_audit.prompts import AuditPrompt, Floats, Ids, Template
 if TYPE_CHECKING:
     from inlay_audit.neural.language_model import LanguageModel
 
-Knows = Literal["nothing", "table", "pairs", "weights"]
+Knows = Literal["nothing", "table", "model", "pairs", "weights"]
 """The needs of an attacker beside the rows: nothing is public text alone; the table is that of
-embeddings, with the template and public text; pairs are rows of texts that it knows, sent through
-the same transform; weights are pairs and the whole model."""
+embeddings, with the template and public text; model is the table and the whole model; pairs are
+rows of texts that it knows, sent through the same transform; weights are pairs and the whole
+model."""
+
+UNPAIRED = ("nothing", "table", "model")
+"""Needs without a row of a known text."""
 
 MAX_PAIRS = 16_384
 """Rows of public text that attackers learn from at most."""

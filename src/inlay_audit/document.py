@@ -19,6 +19,7 @@ _STYLE = (
 _ATTACKERS = {
     "nothing": "public text and the number of rows",
     "table": "the embedding table, the template and public text",
+    "model": "the same, and the whole model",
     "pairs": "rows of texts that they know, sent through the same transform",
     "weights": "such rows and the whole model",
 }

@@ -13,7 +13,7 @@ import numpy as np
 from inlay.base.errors import InvalidRequestError
 from inlay.tensors.cast import cast
 from inlay_audit.answers import Answers, Ask, Diverge, compared
-from inlay_audit.attacker import Known, NotApplicableError, SentRows
+from inlay_audit.attacker import UNPAIRED, Known, NotApplicableError, SentRows
 from inlay_audit.attackers import chosen
 from inlay_audit.interval import Share, shares
 from inlay_audit.prompts import AuditPrompt, Floats, Ids, Template
@@ -245,7 +245,7 @@ class Audit:
             )
             for each, mine in zip(tried, found, strict=True)
         )
-        unpaired = [index for index, each in enumerate(tried) if each.knows in ("nothing", "table")]
+        unpaired = [index for index, each in enumerate(tried) if each.knows in UNPAIRED]
         names = [each.attacker for each in tried]
         best = max(range(len(tried)), key=lambda index: found[index]["tokens"].value)
         samples = tuple(

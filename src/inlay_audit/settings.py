@@ -34,8 +34,9 @@ class AuditSettings(BaseModel, frozen=True, defer_build=True):
     attackers: list[str] = Field(default=[], title="Attack")
     """Attackers to try; all of them unless set: nearest, whitened, signature, gram, sorted,
     codebook, procrustes, ridge, least-squares, bigram, resends, resends-pairs, reordered, and with
-    torch inverter, beam and hidden-search; the last two of a directory with at most 4 GiB of
-    weights. fast is all but those with torch. Guesses without the rows are always beside them."""
+    torch inverter, context, beam and hidden-search; the last three of a directory with at most
+    4 GiB of weights. fast is all but those with torch. Guesses without the rows are always beside
+    them."""
     resends: int = Field(default=8, ge=1, le=64, title="Attack")
     """Times that a text is sent, as chats send their history: new noise averages out."""
     budget: float | None = Field(default=None, gt=0, title="Attack")

@@ -65,6 +65,7 @@ class Verdict:
 _KNOWS = {
     "nothing": "no row",
     "table": "the table",
+    "model": "the model",
     "pairs": "rows of known texts",
     "weights": "the model and rows of known texts",
 }

@@ -128,7 +128,7 @@ def known(count: int = 40) -> Known:
 
 
 def test_likelihoods_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    emission = Emission(known())
+    emission = Emission.of(known())
     rows = TABLE[np.random.default_rng(4).integers(0, WORDS, 50)]
     words = np.arange(0, WORDS, 3)
     whole = emission.among(rows, words, np.zeros(WORDS, np.float32))

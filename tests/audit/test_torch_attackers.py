@@ -155,6 +155,17 @@ def test_noise_is_read_better_with_the_model_than_by_the_nearest_token(audit: Au
     assert tokens(found)["beam"] > tokens(found)["nearest"] > tokens(found)["prior"]
 
 
+def test_context_tells_noisy_rows_apart_without_a_pair(audit: Audit) -> None:
+    found = audited(audit, "noise:4", "nearest", "context")
+    assert tokens(found)["context"] > tokens(found)["nearest"] + 0.2
+    assert found.worst_unpaired["tokens"].attacker == "context"
+    # No text that an attacker knows is needed: what it read does not change with them.
+    fewer = replace(audit, public=audit.public[:20])
+    assert tokens(audited(fewer, "noise:4", "context"))["context"] > tokens(found)["nearest"] + 0.2
+    # A key takes rows away from their table, and there is nothing to choose among.
+    assert tokens(audited(audit, "rotate", "context"))["context"] < 0.5
+
+
 @pytest.mark.slow
 def test_an_inverter_learns_a_key_that_the_nearest_token_misses(
     audit: Audit, monkeypatch: pytest.MonkeyPatch

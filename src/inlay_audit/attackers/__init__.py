@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from operator import attrgetter
 
 from inlay.base.errors import InvalidRequestError
 from inlay_audit.attacker import Attacker
@@ -14,7 +15,7 @@ from inlay_audit.attackers.sequence import ForwardBackward, Prior
 
 def _with_torch(module: str, name: str) -> Attacker:
     """A new attacker of a module that imports torch."""
-    found: Attacker = getattr(import_module(f"inlay_audit.neural.{module}"), name)()
+    found: Attacker = attrgetter(name)(import_module(f"inlay_audit.neural.{module}"))()
     return found
 
 
@@ -33,13 +34,14 @@ ALL: dict[str, Callable[[], Attacker]] = {
     "resends-pairs": lambda: Averaged("resends-pairs", LeastSquares()),
     "reordered": lambda: Reordered(Nearest()),
     "inverter": lambda: _with_torch("inverter", "Inverter"),
-    "beam": lambda: _with_torch("beam", "Beam"),
+    "context": lambda: _with_torch("beam", "Beam.of_context"),
+    "beam": lambda: _with_torch("beam", "Beam.with_pairs"),
     "hidden-search": lambda: _with_torch("search", "HiddenSearch"),
 }
 """By name; the prior always runs beside them."""
 
-NEED_TORCH = ("inverter", "beam", "hidden-search")
-NEED_WEIGHTS = ("beam", "hidden-search")
+NEED_WEIGHTS = ("context", "beam", "hidden-search")
+NEED_TORCH = ("inverter", *NEED_WEIGHTS)
 
 FAST = "fast"
 """Word for all that need no torch: seconds for a transform, where the others take minutes."""

@@ -1,6 +1,7 @@
 """Rows of known texts, sent through the same transform, and the maps that they teach."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -85,29 +86,74 @@ class Ridge:
         return nearest_of_each(mapped, self._table)
 
 
+@dataclass(frozen=True, eq=False)
 class Emission:
     """Likelihood of a row for each token: an affine map of its own row, and Gaussian noise.
 
-    Covers rotations, projections and every noise that is the same for all tokens. Without rows of
-    known tokens the map is the identity and the noise the same in all directions.
+    Covers rotations, projections and every noise that is the same for all tokens.
+
+    Attributes:
+        white: (width, h); makes the noise of rows as large in all directions, with variance 1.
+        offset: (width,); the noise's mean.
+        points: (vocabulary, h); each token's own row under the map, then under `white`.
     """
 
-    def __init__(self, known: Known) -> None:
+    white: Floats
+    offset: Floats
+    points: Floats
+
+    @classmethod
+    def of(cls, known: Known) -> "Emission":
+        """The emission that pairs teach, estimated once for all attackers that use it.
+
+        Without rows of known tokens it is that of the nearest tokens.
+        """
+        found = known.cached.get("emission")
+        if not isinstance(found, cls):
+            found = known.cached["emission"] = cls._fitted(known)
+        return found
+
+    @classmethod
+    def of_template(cls, known: Known) -> "Emission":
+        """The emission without any pair: the table's own rows, with noise of one variance.
+
+        The variance is that of the template's rows, which stand around every text.
+
+        Raises:
+            NotApplicableError: rows are not as wide as the table's, or there is no template.
+        """
+        known.check_width()
+        before, after = known.template.before, known.template.after
+        ids = np.concatenate([before, after])
+        if not len(ids):
+            raise NotApplicableError(
+                "no token stands around a text, to tell how much noise there is"
+            )
+        own = known.table[ids]
+        noise = [
+            np.square(np.concatenate([rows[: len(before)], rows[len(rows) - len(after) :]]) - own)
+            for rows in known.sent
+        ]
+        spread = max(float(np.mean(noise)), _least_variance(known.table))
+        return cls._plain(known.table, np.zeros(known.table.shape[1], np.float32), spread)
+
+    @classmethod
+    def _plain(cls, table: Floats, offset: Floats, spread: float) -> "Emission":
+        deviation = np.float32(spread**0.5)
+        return cls(np.eye(table.shape[1], dtype=np.float32) / deviation, offset, table / deviation)
+
+    @classmethod
+    def _fitted(cls, known: Known) -> "Emission":
         table = known.table
         try:
             rows, ids = known.pairs
         except NotApplicableError:
             known.check_width()
             rows, ids = _read_by_nearest(known)
-        # A floor of a thousandth of a row's own spread: no key is exact to more than rounding.
-        floor = 1e-6 * float(rows.var())
-        inputs = _with_one(table[ids])
-        solved = _ridge(inputs, rows.astype(np.float64), 1e-4)
-        self._white = whitener(rows - inputs @ solved, floor)
-        self._offset = solved[-1].astype(np.float32)
-        points = table @ solved[:-1].astype(np.float32)
+        floor = _least_variance(rows)
         # Where rows are the table's own and all directions have as much noise, a map of (h, h) that
         # is learned of a few thousand pairs only adds to it.
+        inputs = _with_one(table[ids])
         if table.shape[1] == rows.shape[1]:
             own = (rows - table[ids]).astype(np.float64)
             offset = own.mean(axis=0)
@@ -116,18 +162,11 @@ class Emission:
             # Nats a row of noise with one variance, but for a constant.
             surprise = 0.5 * rows.shape[1] * (noise / spread + np.log(spread))
             if surprise <= _surprise_of_map(inputs, rows, floor):
-                self._white = np.eye(rows.shape[1], dtype=np.float32) / np.float32(spread**0.5)
-                self._offset = offset.astype(np.float32)
-                points = table
-        self.points: Floats = points @ self._white
-
-    @classmethod
-    def of(cls, known: Known) -> "Emission":
-        """The emission that was estimated from `known`, once for all attackers that use it."""
-        found = known.cached.get("emission")
-        if not isinstance(found, cls):
-            found = known.cached["emission"] = cls(known)
-        return found
+                return cls._plain(table, offset.astype(np.float32), spread)
+        solved = _ridge(inputs, rows.astype(np.float64), 1e-4)
+        white = whitener(rows - inputs @ solved, floor)
+        points = (table @ solved[:-1].astype(np.float32)) @ white
+        return cls(white, solved[-1].astype(np.float32), points)
 
     def among(self, rows: Floats, words: Ids, others: Floats) -> tuple[Floats, Ids, Floats]:
         """Likelihoods of tokens `words` (w,) in rows (n, h), beside the best of all.
@@ -143,7 +182,7 @@ class Emission:
             (n, w) log likelihoods below the largest of a row; (n,) the token that is best with its
             probability; (n,) how far that is above the likeliest of `words`, in nats.
         """
-        white = (rows - self._offset) @ self._white
+        white = (rows - self.offset) @ self.white
         step = max(1, CHUNK // len(self.points))
         inside, best, surer = [], [], []
         for start in range(0, len(rows), step):
@@ -161,7 +200,7 @@ class Emission:
 
         Ids (n, count), and log likelihoods below the largest, (n, count) in nats, in no order.
         """
-        white = (rows - self._offset) @ self._white
+        white = (rows - self.offset) @ self.white
         step = max(1, CHUNK // len(self.points))
         ids, likely = [], []
         for start in range(0, len(rows), step):
@@ -174,7 +213,7 @@ class Emission:
 
     def best(self, prompts: Sequence[Floats]) -> list[Ids]:
         """The most likely token of each row of prompts."""
-        white = [(rows - self._offset) @ self._white for rows in prompts]
+        white = [(rows - self.offset) @ self.white for rows in prompts]
         return nearest_of_each(white, self.points)
 
 
@@ -204,6 +243,11 @@ def _surprise_of_map(inputs: Doubles, rows: Floats, floor: float) -> float:
     white = whitener(noise[:train], floor).astype(np.float64)
     _, scale = np.linalg.slogdet(white)
     return float(0.5 * np.square(noise[train:] @ white).sum(axis=1).mean() - scale)
+
+
+def _least_variance(rows: Floats) -> float:
+    """A thousandth of a row's own spread: no key is exact to more than rounding."""
+    return 1e-6 * float(rows.var())
 
 
 def _read_by_nearest(known: Known) -> tuple[Floats, Ids]:

@@ -1,10 +1,10 @@
 """Rows weighed against what the model itself would say next. Needs torch.
 
-BeamClean (arXiv 2505.13758) does so with noise that it estimates; here the noise is that of
-`pairs.Emission`, which pairs teach.
+BeamClean (arXiv 2505.13758) does so with noise that it estimates; here the noise is that of a
+`pairs.Emission`, which pairs teach, or the template's rows alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,10 +21,28 @@ _TOGETHER = 16
 
 
 class Beam:
-    """The likeliest text by the rows and by the language model together, by beam search."""
+    """The likeliest text by the rows and by the language model together, by beam search.
 
-    name = "beam"
-    knows: Knows = "weights"
+    Args:
+        name: short, in the words of the report.
+        knows: its needs beside the rows.
+        emission: estimates the noise of what is known.
+    """
+
+    def __init__(self, name: str, knows: Knows, emission: Callable[[Known], Emission]) -> None:
+        self.name = name
+        self.knows: Knows = knows
+        self._estimate = emission
+
+    @classmethod
+    def with_pairs(cls) -> "Beam":
+        """The attacker whose noise and key are those that pairs teach."""
+        return cls("beam", "weights", Emission.of)
+
+    @classmethod
+    def of_context(cls) -> "Beam":
+        """The attacker without a pair: the nearest tokens, of which context chooses."""
+        return cls("context", "model", Emission.of_template)
 
     def fit(self, known: Known) -> None:
         """Estimate the noise. Raises `NotApplicableError` without the model or its template."""
@@ -32,8 +50,8 @@ class Beam:
             raise NotApplicableError("the number of rows is not that of the tokens")
         if not len(known.template.before):
             raise NotApplicableError("no token stands before a text, from which to begin")
+        self._emission = self._estimate(known)
         self._model = known.language_model().module
-        self._emission = Emission.of(known)
         self._template = known.template
 
     def guess(self, sent: SentRows) -> Sequence[Ids]:
@@ -61,7 +79,7 @@ class Beam:
         totals[:, 0] = 0
         row = torch.arange(count)[:, None]
         for place in range(first, int(ends.max())):
-            said = step.logits[:, -1].log_softmax(dim=-1).view(count, _BEAMS, -1)
+            logits = step.logits[:, -1]
             tokens, likely = (
                 torch.from_numpy(
                     np.stack([each[part][min(place, len(each[part]) - 1)] for each in candidates])
@@ -69,7 +87,10 @@ class Beam:
                 for part in (0, 1)
             )
             spread = tokens[:, None, :].expand(-1, _BEAMS, -1)
-            scored = totals[:, :, None] + likely[:, None, :] + said.gather(2, spread)
+            # Only the candidates' probabilities: of all tokens they are 134 MB in a large model.
+            said = logits.view(count, _BEAMS, -1).gather(2, spread)
+            said = said - logits.logsumexp(dim=-1).view(count, _BEAMS, 1)
+            scored = totals[:, :, None] + likely[:, None, :] + said
             best, chosen = scored.flatten(1).topk(_BEAMS)
             beams, picks = chosen // _CANDIDATES, chosen % _CANDIDATES
             picked = tokens.gather(1, picks)
