@@ -64,14 +64,15 @@ function Verdict({ asText, asRows }) {
     In 16 bits nearly equal choices may fall either way.</p>`;
 }
 
-function Side({ app, title, answer, size, sent }) {
+// One of two answers; `waits` stands in its place until it comes.
+export function Side({ app, title, answer, size, sent, waits = "Not yet." }) {
   return html`<div class="side"><h3>${title}</h3>
     ${answer ? html`<${Answer} app=${app} answer=${answer} figures=${false} hint=${false} />
       <dl class="facts"><dt>request</dt><dd>${bytes(answer.sent)}${sent}</dd>
         <dt>prompt</dt><dd>${answer.usage?.prompt_tokens ?? size} positions</dd>
         <dt>first token</dt><dd>${millis(answer.first)}</dd>
         <dt>in all</dt><dd>${millis(answer.took)}</dd></dl>`
-      : html`<p class="hint">Not yet.</p>`}
+      : html`<div class="hint">${waits}</div>`}
   </div>`;
 }
 

@@ -1,6 +1,8 @@
 // The playground: its state, its settings, and which view is shown.
 
 import { ask, problemOf } from "./api.mjs";
+import { Audit, openReports } from "./audit.mjs";
+import { Beside } from "./beside.mjs";
 import { Chat, draws } from "./chat.mjs";
 import { Compare } from "./compare.mjs";
 import { chipActions } from "./composer.mjs";
@@ -9,7 +11,9 @@ import { Rows } from "./files.mjs";
 import { Noise } from "./noise.mjs";
 
 const TABS = { chat: "Chat", complete: "Completion", compare: "Text and embeddings",
-  noise: "Noise" };
+  noise: "Noise", beside: "Two models", audit: "Audit" };
+const VIEWS = { chat: Chat, complete: Chat, compare: Compare, noise: Noise, beside: Beside,
+  audit: Audit };
 
 // A link may bring a question: /#ask=What%20is%20this%3F
 const asked = new URLSearchParams(location.hash.slice(1)).get("ask") ?? "";
@@ -22,6 +26,8 @@ const first = {
   turns: [], completions: [],
   compare: { text: asked, asText: null, asRows: null, stored: null },
   noise: { text: asked, level: 3, results: [], own: [], shown: null, ranText: null },
+  beside: { text: asked, other: "", sides: [] },
+  audit: { reports: [], metric: "tokens" },
 };
 
 const app = {
@@ -51,8 +57,8 @@ async function loadModels(quietly = false) {
 // The question goes along: what was written here, or asked last, stands in the view that is opened.
 function open(tab) {
   const { state, set } = app;
-  const { turns, chips, compare, noise } = state;
-  const written = { compare: compare.text, noise: noise.text }[state.tab]
+  const { turns, chips, compare, noise, beside } = state;
+  const written = { compare: compare.text, noise: noise.text, beside: beside.text }[state.tab]
     ?? (state.draft || turns.at(-1)?.text || "");
   const text = written.replace(/⟦\d+⟧/g, "").trim();
   set({ tab });
@@ -61,6 +67,8 @@ function open(tab) {
     set({ compare: { text, asText: null, asRows: null, stored: null } });
   } else if (tab === "noise") {
     set({ noise: { ...noise, text } });
+  } else if (tab === "beside") {
+    set({ beside: { ...beside, text } });
   } else if (tab === "complete" || tab === "chat") {
     const answered = tab === "chat" && text === turns.at(-1)?.text;
     if (!chips.length && !answered) set({ draft: text });
@@ -101,7 +109,8 @@ function Settings({ state }) {
       <dt>prompt embeds</dt><dd>${model.capabilities.includes("prompt_embeds") ? "accepted"
         : "off (--enable-prompt-embeds)"}</dd></dl>`}
     <${KeyField} value=${settings.key} change=${(value) => setting("key", value)} />
-    ${state.tab === "chat" && html`<label>System message<textarea rows="2" value=${settings.system}
+    ${["chat", "beside"].includes(state.tab) && html`<label>System message<textarea rows="2"
+      value=${settings.system}
       onInput=${(event) => setting("system", event.target.value)}></textarea></label>`}
     <div class="pair">
       <${NumberField} name="temperature" label="Temperature" placeholder="the model's" max="2"
@@ -154,16 +163,21 @@ function view(state) {
     onDrop: (event) => {
       event.preventDefault();
       app.set({ dropping: false });
-      if (state.tab === "compare" || state.tab === "noise") app.set({ tab: "chat" });
-      app.actions.attach([...event.dataTransfer.files]);
+      const files = [...event.dataTransfer.files];
+      if (state.tab === "audit") return openReports(app, files);
+      if (state.tab !== "chat" && state.tab !== "complete") app.set({ tab: "chat" });
+      app.actions.attach(files);
     },
   };
-  const View = { chat: Chat, complete: Chat, compare: Compare, noise: Noise }[state.tab];
+  const View = VIEWS[state.tab];
+  // Nothing stands beside a single model.
+  const tabs = Object.entries(TABS).filter(([name]) => name !== "beside" || name === state.tab
+    || state.models?.length > 1);
   return html`<div class="page" data-dropping=${state.dropping ? "" : null} ...${drops}>
     <${Header} here="playground" />
     <div class="columns">
       <main id="main">
-        <nav class="tabs" aria-label="Views">${Object.entries(TABS).map(([name, label]) => html`
+        <nav class="tabs" aria-label="Views">${tabs.map(([name, label]) => html`
           <button aria-current=${state.tab === name ? "true" : null}
             disabled=${Boolean(state.running && state.tab !== name)}
             onClick=${() => open(name)}>${label}</button>`)}
