@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from inlay.api.openai.responses.shape import FAILURE_CODES
 from inlay.base import liveness
 from inlay.base.errors import (
     EngineError,
@@ -298,10 +299,11 @@ class Background:
     def _fail(self, error: InlayError) -> None:
         """End it as failed."""
         body = shown(error)
+        code = body.code or FAILURE_CODES.get(error.status, "server_error")
         response = {
             **self._opening,
             "status": "failed",
-            "error": {"code": body.code or "server_error", "message": body.message},
+            "error": {"code": code, "message": body.message},
         }
         self._last = {"type": "response.failed", "response": response}
         line = msgspec.json.encode({**self._last, "sequence_number": len(self._log.lines)})

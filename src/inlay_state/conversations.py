@@ -152,10 +152,7 @@ async def put_items(
         )
         if from_ and record.locked_by != from_:
             return record
-        if without and all(item.get("id") != without for item in items):
-            raise NotFoundError(f"item {without[:80]!r} does not exist", param="item_id")
-        items = [item for item in items if item.get("id") != without] + more
-        body = await call.server.run_prepared(OFFLOAD_BYTES, msgspec.json.encode, items)
+        body = await call.server.run_prepared(OFFLOAD_BYTES, _changed, items, more, without)
         if len(body) > MAX_BYTES:
             raise InvalidRequestError(
                 f"the items of the conversation would have {len(body)} bytes; at most {MAX_BYTES}",
@@ -170,6 +167,14 @@ async def put_items(
             await kept.erase(owner, list(record.items))
             return changed
         await kept.erase(owner, list(pieces))
+
+
+def _changed(items: list[Item], more: list[Item], without: str) -> bytes:
+    """Return the JSON of items of a conversation. Raises `NotFoundError`: none has `without`."""
+    kept = [item for item in items if item.get("id") != without] if without else items
+    if without and len(kept) == len(items):
+        raise NotFoundError(f"item {without[:80]!r} does not exist", param="item_id")
+    return msgspec.json.encode(kept + more)
 
 
 def _with_items(

@@ -129,7 +129,7 @@ async def history_of(
     return await before_response(call, kept, owner, previous)
 
 
-def with_history(
+async def with_history(
     call: Call, incoming: ParsedRequest[ResponsesRequest], history: History
 ) -> ParsedRequest[ResponsesRequest]:
     """Return a request with what comes before it in its input.
@@ -144,7 +144,8 @@ def with_history(
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     request.input = [*history.items, *(given or ())]
-    sources = in_input(request)
+    size = incoming.size + history.size
+    sources = await call.server.run_prepared(size, in_input, request)
     if sources:
         call.server.embeds.tensors(sources)
-    return replace(incoming, sources=sources, size=incoming.size + history.size)
+    return replace(incoming, sources=sources, size=size)

@@ -7,10 +7,14 @@ from typing import Any
 
 import msgspec
 
+from inlay.api.generation.messages import read_messages
+from inlay.api.openai.responses.input import PARTS, conversation, kind_of, unknown_kind
 from inlay.api.openai.responses.items import item_id
+from inlay.api.openai.schema.responses import ResponsesRequest
 from inlay.base.errors import InvalidRequestError
 from inlay.base.pace import yield_gil
-from inlay.messages.prompt import Buffer
+from inlay.http.bodies.embeds import TensorSource, check_source
+from inlay.messages.prompt import Buffer, Rows
 
 Item = dict[str, Any]
 
@@ -20,7 +24,6 @@ PREFIXES = {
     "function_call_output": "fco",
     "reasoning": "rs",
 }
-_KINDS = ", ".join(PREFIXES)
 _CHUNK_BYTES = 3 * 64 * 1024
 
 
@@ -45,14 +48,10 @@ def items_of(
 
 
 def _item(item: Mapping[str, Any], owner_id: str, index: int, field: str) -> Item:
-    kind = item.get("type") or ("message" if "role" in item else None)
-    prefix = PREFIXES.get(kind) if isinstance(kind, str) else None
+    kind = kind_of(item)
+    prefix = PREFIXES.get(kind)
     if prefix is None:
-        raise InvalidRequestError(
-            f"{field}[{index}]: items of type {str(kind)[:40]!r} are not supported; supported: "
-            f"{_KINDS}",
-            param=f"{field}[{index}].type",
-        )
+        raise unknown_kind(item, f"{field}[{index}]")
     made = {"id": input_id(prefix, owner_id, index), "status": "completed"}
     found = {**made, **{name: value for name, value in item.items() if value is not None}}
     found["type"] = kind
@@ -62,6 +61,23 @@ def _item(item: Mapping[str, Any], owner_id: str, index: int, field: str) -> Ite
         more: Item = {"annotations": []} if part == "output_text" else {}
         found["content"] = [{"type": part, "text": content, **more}]
     return found
+
+
+def check_items(items: Sequence[Item]) -> None:
+    """Raise `InvalidRequestError` for items, or parts of them, that no model can be told."""
+    said = conversation(ResponsesRequest(input=[*items]))
+    read_messages(said.messages, _checked, lambda _: None, named=said.named, served=PARTS)
+
+
+def _checked(source: TensorSource) -> Rows:
+    """Stand for rows that are read when a model is told them."""
+    check_source(source)
+    if source.part is not None:
+        raise InvalidRequestError(
+            f"{source.param}.part: embeddings of items that are kept are data or ref",
+            param=f"{source.param}.part",
+        )
+    return Rows(Buffer(b""), "float32", (0, 0))
 
 
 def input_id(prefix: str, owner_id: str, index: int) -> str:

@@ -135,9 +135,12 @@ class Jobs:
             if record.conversation is not None:
                 # A frontend that was lost may have completed it already.
                 own = await items_in(call, self.kept, record.input)
-                items = conversations.items_before(history.items, record.id, own)
+                items = await self._server.run_prepared(
+                    history.size, conversations.items_before, history.items, record.id, own
+                )
                 history = history._replace(items=items)
-            await answer(call, with_history(call, incoming, history), keeping_of(record, keep))
+            whole = await with_history(call, incoming, history)
+            await answer(call, whole, keeping_of(record, keep))
 
     def _client(self, owner: str, caller: Caller) -> Client:
         """Return the client of all background responses of an owner, with its limits.

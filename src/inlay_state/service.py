@@ -12,7 +12,7 @@ from blake3 import blake3
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from inlay.api.generation.chat import chat_model
-from inlay.api.openai.responses.input import check_responses, conversation
+from inlay.api.openai.responses.input import check_responses
 from inlay.api.openai.responses.route import answer, opening_of
 from inlay.api.openai.schema.responses import Response, ResponsesRequest
 from inlay.base.errors import InvalidRequestError, NotFoundError, RateLimitedError
@@ -33,7 +33,7 @@ from inlay.store.shared import Storage
 from inlay_state import conversations
 from inlay_state.events import framed, lines_in
 from inlay_state.history import History, history_of, reserve, with_history
-from inlay_state.items import encoded, items_of
+from inlay_state.items import check_items, encoded, items_of
 from inlay_state.jobs import Jobs, keeping_of
 from inlay_state.kept import Kept
 from inlay_state.records import (
@@ -217,7 +217,7 @@ class State:
                 )
 
         keeping = keeping_of(record, keep, store=stored)
-        await answer(call, with_history(call, incoming, history), keeping)
+        await answer(call, await with_history(call, incoming, history), keeping)
 
     async def _enqueue(
         self,
@@ -231,8 +231,7 @@ class State:
         prepared = call.server.run_prepared
 
         def check() -> None:
-            given = items_of(request.input, record.id)
-            conversation(ResponsesRequest(input=[*history.items, *given]))
+            check_items([*history.items, *items_of(request.input, record.id)])
 
         await prepared(call.memory.json + history.size, check)
         model = chat_model(call.server, request.model)

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from inlay.render import Renderer
+from inlay.render import Renderer, labels
 from inlay.render.labels import labels_behind
 from tests.live import Fleet, fleet
 from tests.models import tiny
@@ -221,6 +221,13 @@ def _has(renderer: Renderer, ids: Any, count: int) -> bool:
         return len(labels_behind(renderer, ids, count)) == count
     except InvalidRequestError:
         return False
+
+
+def test_ends_of_prompts_that_clients_choose_take_no_memory_for_good(llama: Fleet) -> None:
+    renderer = Renderer.load(llama.path)
+    for number in range(200):
+        assert labels_behind(renderer, renderer.encode(f"{number}"), 1)
+    assert len(labels._found[renderer]) == labels._MOST_ENDS
 
 
 def test_all_kinds_of_items_are_read(url: str) -> None:

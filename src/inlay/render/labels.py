@@ -3,17 +3,25 @@
 from collections.abc import Iterator, Sequence
 from itertools import product
 from string import ascii_lowercase, ascii_uppercase
-from typing import NamedTuple
+from threading import Lock
+from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from inlay.base.errors import InvalidRequestError
+from inlay.base.lru import LruBytes
 from inlay.render.renderer import Renderer
 
 MAX_LABELS = 255
 _TAIL = 32
 """Tokens at the end of a prompt that are read, where no added token is among them."""
 
-_found: "WeakKeyDictionary[Renderer, dict[tuple[int, ...], list[Label]]]" = WeakKeyDictionary()
+_MOST_ENDS = 64
+"""Ends of prompts whose labels are remembered; some templates end with what a client has sent."""
+
+_Found: TypeAlias = LruBytes[tuple[int, ...], list["Label"]]
+
+_found: "WeakKeyDictionary[Renderer, _Found]" = WeakKeyDictionary()
+_lock = Lock()
 
 
 class Label(NamedTuple):
@@ -35,10 +43,13 @@ def labels_behind(renderer: Renderer, ids: Sequence[int], count: int) -> Sequenc
         InvalidRequestError: the tokenizer has not so many there.
     """
     tail = _tail(renderer, ids)
-    known = _found.setdefault(renderer, {})
-    found = known.get(tail)
+    with _lock:
+        known = _found.setdefault(renderer, LruBytes(_MOST_ENDS))
+        found = known.get(tail)
     if found is None:
-        found = known[tail] = list(_labels(renderer, tail))
+        found = list(_labels(renderer, tail))
+        with _lock:
+            known.put(tail, found)
     if len(found) < count:
         raise InvalidRequestError(
             f"a question has {count} options, and the tokenizer of this model has {len(found)} "

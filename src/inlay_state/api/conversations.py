@@ -4,8 +4,7 @@ import secrets
 
 import msgspec
 
-from inlay.api.openai.responses.input import check_metadata, conversation
-from inlay.api.openai.schema.responses import ResponsesRequest
+from inlay.api.openai.responses.input import check_metadata
 from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.http.parsed_request import read_json
 from inlay.http.server import Call
@@ -21,7 +20,7 @@ from inlay_state.api.schema import (
 )
 from inlay_state.conversations import put_items
 from inlay_state.history import History, of_conversation
-from inlay_state.items import Item, items_of
+from inlay_state.items import Item, check_items, items_of
 from inlay_state.records import ConversationRecord, encode, new_id
 
 MOST_ITEMS = 20
@@ -133,7 +132,7 @@ def _checked(given: list[Item]) -> list[Item]:
     items = items_of(given, secrets.token_hex(8), "items")
     if items:
         try:
-            conversation(ResponsesRequest(input=items))
+            check_items(items)
         except InvalidRequestError as error:
             raise error.mapped(lambda path: ("items", *path[1:])) from None
     return items

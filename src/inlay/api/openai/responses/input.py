@@ -67,7 +67,7 @@ def in_input(request: ResponsesRequest) -> list[Source]:
     found: list[Source] = []
     if isinstance(request.input, list):
         for number, item in enumerate(request.input):
-            field = _CONTENT.get(_kind(item))
+            field = _CONTENT.get(kind_of(item))
             if field is not None:
                 found += in_content(
                     item.get(field),
@@ -77,12 +77,29 @@ def in_input(request: ResponsesRequest) -> list[Source]:
     return found
 
 
-def _kind(item: Mapping[str, Any]) -> str:
+def kind_of(item: Mapping[str, Any]) -> str:
     """Return the type of an item; "" if it has none. Messages may leave it out."""
     kind = item.get("type")
     if kind is None and "role" in item:
         return "message"
     return kind if isinstance(kind, str) else ""
+
+
+def unknown_kind(item: Mapping[str, Any], where: str) -> InvalidRequestError:
+    """Return the error for an item, at the path `where`, of a type that is not served."""
+    kind = kind_of(item)
+    if kind == "item_reference":
+        return InvalidRequestError(
+            f"{where}: item_reference is not supported: send the item itself, or go on with "
+            "previous_response_id or conversation (--response-store)",
+            param=where,
+        )
+    what = (
+        f"items of type {kind[:40]!r} are not supported"
+        if kind
+        else f"an item must have a type, a string, got {shown_at(item, 'type')}"
+    )
+    return InvalidRequestError(f"{where}: {what}; supported: {_ITEMS}", param=f"{where}.type")
 
 
 def conversation(request: ResponsesRequest) -> ResponsesChat:
@@ -114,7 +131,7 @@ def conversation(request: ResponsesRequest) -> ResponsesChat:
         raise InvalidRequestError("input holds nothing that a model reads", param="input")
     last = items[-1]
     continues = (
-        _kind(last) == "message"
+        kind_of(last) == "message"
         and last.get("role") == "assistant"
         and last.get("status") in _PARTIAL
     )
@@ -166,7 +183,9 @@ class _Turns:
 
     def add(self, item: Mapping[str, Any], where: str) -> None:
         """Add the item at the path `where`."""
-        match _kind(item):
+        if item.get("id") is not None:
+            string_at(item, "id", where)
+        match kind_of(item):
             case "message":
                 self._message(item, where)
             case "function_call":
@@ -175,21 +194,8 @@ class _Turns:
                 self._output(item, where)
             case "reasoning":
                 self._reasoning(item, where)
-            case "item_reference":
-                raise InvalidRequestError(
-                    f"{where}: item_reference is not supported: send the item itself, or go on "
-                    "with previous_response_id or conversation (--response-store)",
-                    param=where,
-                )
-            case kind:
-                what = (
-                    f"items of type {kind[:40]!r} are not supported"
-                    if kind
-                    else f"an item must have a type, a string, got {shown_at(item, 'type')}"
-                )
-                raise InvalidRequestError(
-                    f"{where}: {what}; supported: {_ITEMS}", param=f"{where}.type"
-                )
+            case _:
+                raise unknown_kind(item, where)
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")

@@ -34,7 +34,7 @@ from inlay.base.errors import InlayError
 from inlay.http.errors import shown
 from inlay.render import ReasoningPiece, Renderer
 
-_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+FAILURE_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """OpenAI's codes for responses that failed, by status; all others are "server_error"."""
 
 
@@ -132,7 +132,7 @@ class ResponsesShape:
         failed = msgspec.structs.replace(
             self._opening,
             status="failed",
-            error=FailureDetails(_CODES.get(error.status, "server_error"), body.message),
+            error=FailureDetails(FAILURE_CODES.get(error.status, "server_error"), body.message),
             output=self._items.so_far(),
             usage=self._usage(),
         )
