@@ -112,7 +112,7 @@ async def test_a_failure_before_the_first_event_has_the_fields_of_the_queued_res
         raise InvalidRequestError("it is too long")
 
     await made(place, refused)
-    error = {"code": "server_error", "message": "it is too long"}
+    error = {"code": "invalid_prompt", "message": "it is too long"}
     found = await place.shown()
     assert found == {**QUEUED, "status": "failed", "error": error}
     (event,) = await place.events()

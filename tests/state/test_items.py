@@ -20,12 +20,13 @@ from tests.payloads import error
 from tests.state.place import Place
 
 USER: dict[str, Any] = {"type": "message", "role": "user", "content": "a"}
+ODD: tuple[Any, ...] = ([], {}, 5, ["a"])
 BAD: list[tuple[dict[str, Any], str]] = [
-    *((USER | {"id": id_}, ".id") for id_ in (5, [], {}, ["a"], True)),
-    *((USER | {"type": kind}, ".type") for kind in ("", 0, [], {}, 5, "x")),
+    *((USER | {"id": id_}, ".id") for id_ in (*ODD, True)),
+    *((USER | {"type": kind}, ".type") for kind in (*ODD, "", 0, "x")),
     *(
         (USER | {"content": [{"type": kind, "text": "a"}]}, ".content[0].type")
-        for kind in (None, [], {}, 5, "", "x")
+        for kind in (*ODD, None, "", "x")
     ),
     (USER | {"content": [{"type": "input_text", "text": 5}]}, ".content[0].text"),
     (USER | {"content": [5]}, ".content[0]"),
