@@ -135,7 +135,7 @@ def _prepared(
     if settings.answers and settings.url is not None:
         raise UsageError("--answers are computed here, those of --url there: leave one out")
     if settings.rows is not None and settings.public is not None:
-        raise UsageError("--rows are those of --texts: --public has none; leave it out")
+        raise UsageError("--rows are of the texts of --texts: leave --public out")
     embedder = PromptEmbedder.from_pretrained(settings.model)
     width = embedder.table.shape[1]
     table = embedder.table.rows(np.arange(embedder.table.shape[0])).astype(np.float32)

@@ -177,7 +177,7 @@ def header_of(**change: Any) -> bytes:
         (header_of(dtype="F16"), "bytes"),
         (header_of(dtype="x" * 500), r"\.\.\."),
         (tensors({k: v for k, v in pair().items() if "lora_A" in k}), "without its lora_B"),
-        (tensors({k: v for k, v in pair().items() if "lora_B" in k}), "is none of a LoRA"),
+        (tensors({k: v for k, v in pair().items() if "lora_B" in k}), "is not one of a LoRA"),
         (tensors({**pair(), "base_model.model.lm_head.weight": np.ones((2, 2))}), "lm_head"),
         (tensors({**pair(), f"{MODULE}.lora_magnitude_vector": np.ones((2, 2))}), "magnitude"),
         (

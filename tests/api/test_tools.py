@@ -240,7 +240,7 @@ def test_parsers_are_named_by_flags(echo: Fleet, tmp_path: Path) -> None:
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": None, "tool_choice": "auto"}, "tool_choice", "only allowed when tools"),
     ({"tool_choice": "any"}, "tool_choice", "got 'any'"),
-    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "'f', which is none of the tools"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "'f', which is not one of the tools"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "'required' or"),
     ({"tool_choice": "required"}, "tool_choice", "it has no structured output"),
     ({"tools": [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"title": "x" * 300_000}}}],

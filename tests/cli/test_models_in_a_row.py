@@ -358,7 +358,7 @@ def test_what_a_row_of_models_does_not_take_is_refused(by_rows: Served) -> None:
     assert "several language models in a row; they take chats" in refused(
         "/completions", prompt="x"
     )
-    assert "messages has none of the user" in refused("/chat/completions", messages=CHAT[:1])
+    assert "messages has no message of the user" in refused("/chat/completions", messages=CHAT[:1])
     rows = {"type": "prompt_embeds", "data": "A" * 200}
     early = [{"role": "user", "content": [rows]}, {"role": "user", "content": "x"}]
     assert "may stand in the user's last message alone" in refused(

@@ -84,7 +84,7 @@ async def test_a_worker_without_events_says_so(fleet: Fleet, echo_settings: Engi
     await fleet.worker(EchoEngine(echo_settings, SECRET))
     plane = await fleet.frontend(SECRET)
     (worker,) = await found(plane)
-    with pytest.raises(InvalidRequestError, match="tells of no cache"):
+    with pytest.raises(InvalidRequestError, match="does not report what it caches"):
         await plane.kv_snapshot(worker.id)
 
 

@@ -192,7 +192,7 @@ def _pipeline_lora(directory: Path, max_bytes: int) -> LoraFiles:
     rest = sorted(tensors.keys() - paired)
     if rest:
         raise InvalidRequestError(
-            f"the adapter's tensor {quoted(rest[0])} is none of a LoRA of linear layers "
+            f"the adapter's tensor {quoted(rest[0])} is not one of a LoRA of linear layers "
             f"(COMPONENT.*{' or *'.join(_HALVES)}, and the other half)"
         )
     return LoraFiles(directory, pairs, (PIPELINE,))
@@ -373,7 +373,7 @@ def _pairs(
             and name.removesuffix(_UP) + _DOWN in tensors
         ):
             raise InvalidRequestError(
-                f"the adapter's tensor {quoted(name)} is none of a LoRA of linear layers "
+                f"the adapter's tensor {quoted(name)} is not one of a LoRA of linear layers "
                 f"({_PREFIX}*{_DOWN} and *{_UP})"
             )
     if not pairs:

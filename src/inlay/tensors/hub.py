@@ -62,7 +62,7 @@ def gguf_on_hub(model: str, revision: str | None) -> Path | None:
         return None
     if not _FORM.fullmatch(form):
         raise InvalidRequestError(
-            f"{model!r}: what stands behind the colon is the end of a GGUF file's name, as Q4_K_M",
+            f"{model!r}: behind the colon must be the end of a GGUF file's name, as Q4_K_M",
             param="model",
         )
     # Imported late: every command imports this module, and the hub's client is slow to import.

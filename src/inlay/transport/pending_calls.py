@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-NO_CACHE = "the worker tells of no cache"
+NO_CACHE = "the worker does not report what it caches"
 
 
 class PendingCalls(Generic[T]):

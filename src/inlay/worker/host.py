@@ -173,7 +173,7 @@ class EngineHost:
         Raises `InvalidRequestError` for an engine that tells nothing.
         """
         if not self._reports_kv:
-            raise InvalidRequestError("the worker tells of no cache")
+            raise InvalidRequestError("the worker does not report what it caches")
         return self._kv_events.snapshot()
 
     def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]:

@@ -127,7 +127,7 @@ class Emission:
         ids = np.concatenate([before, after])
         if not len(ids):
             raise NotApplicableError(
-                "no token stands around a text, to tell how much noise there is"
+                "the prompts have no token around a text, to measure the noise by"
             )
         own = known.table[ids]
         noise = [

@@ -49,7 +49,7 @@ class Beam:
         if not known.keeps_rows:
             raise NotApplicableError("the number of rows is not that of the tokens")
         if not len(known.template.before):
-            raise NotApplicableError("no token stands before a text, from which to begin")
+            raise NotApplicableError("the prompts have no token before a text, to begin from")
         self._emission = self._estimate(known)
         self._model = known.language_model().module
         self._template = known.template

@@ -41,7 +41,7 @@ class HiddenSearch:
             raise NotApplicableError("the number of rows is not that of the tokens")
         known.check_width()
         if not len(known.template.before):
-            raise NotApplicableError("no token stands before a text, from which to begin")
+            raise NotApplicableError("the prompts have no token before a text, to begin from")
         model = known.language_model()
         public, sent = known.public[:_PROBED], known.sent[:_PROBED]
         states = dict(model.hidden_states([known.table[each.ids] for each in public]))

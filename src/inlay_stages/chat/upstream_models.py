@@ -273,6 +273,6 @@ def _last_of_user(chat: ReadMessages) -> int:
         if chat.messages[index]["role"] == "user":
             return index
     raise InvalidRequestError(
-        "messages has none of the user; the models of this pipeline give theirs to the next in it",
+        "messages has no message of the user, in which a model gives its answer to the next",
         param="messages",
     )

@@ -150,7 +150,7 @@ def _named(tool_choice: object, schemas: Mapping[str, object]) -> str:
         )
     if name not in schemas:
         raise InvalidRequestError(
-            f"tool_choice names {name[:MAX_NAME]!r}, which is none of the tools: "
+            f"tool_choice names {name[:MAX_NAME]!r}, which is not one of the tools: "
             f"{', '.join(map(repr, list(schemas)[:8]))}",
             param="tool_choice",
         )

@@ -197,7 +197,8 @@ class EmbedEngine:
             raise EngineError("the engine is not started")
         if request.adapter is not None:
             raise InvalidRequestError(
-                f"adapter {request.adapter!r} does not exist: this engine has none", param="model"
+                f"adapter {request.adapter!r} does not exist: this engine has no adapters",
+                param="model",
             )
         pooling, count = request.pooling, len(request.prompts)
         if len(pooling.second_from) not in (0, count) or len(pooling.visible) not in (0, count):

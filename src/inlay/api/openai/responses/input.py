@@ -286,7 +286,7 @@ def functions(request: ResponsesRequest) -> list[dict[str, Any]] | None:
     allowed = set(_allowed(choice))
     if not allowed <= given:
         raise InvalidRequestError(
-            f"tool_choice.tools names {min(allowed - given)[:80]!r}, which is none of the tools",
+            f"tool_choice.tools names {min(allowed - given)[:80]!r}, which is not one of the tools",
             param="tool_choice.tools",
         )
     return [tool for tool in found if tool["function"]["name"] in allowed]

@@ -203,7 +203,7 @@ def device_of(name: str) -> torch.device:
         )
     if name == "cuda" and not available:
         raise InvalidRequestError(
-            "device cuda was asked for, and this machine or this torch has none; allowed: auto, cpu"
+            "device cuda was asked for, but torch sees no CUDA device here; allowed: auto, cpu"
         )
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
