@@ -256,7 +256,7 @@ def test_a_lora_of_a_pipeline_has_the_scale_of_its_components_configuration(
     ("named", "configs", "said"),
     [
         ({f"{CLIP}.lora_A.weight": np.ones((2, 4))}, None, "without its other half"),
-        (pair(module=CLIP) | {"lora_te_q.lora_mid": np.ones((2, 2))}, None, "none of a LoRA of"),
+        (pair(module=CLIP) | {"lora_te_q.lora_mid": np.ones((2, 2))}, None, "not one of a LoRA of"),
         (pair(module=CLIP), {"text_encoder.r": 5, "text_encoder.lora_alpha": 5}, "says rank 5"),
         (pair(module=CLIP), {"text_encoder.use_dora": True}, "use_dora: DoRA are not supported"),
         (pair(module=CLIP), "[1]", "is not an object in JSON"),

@@ -1,5 +1,6 @@
 """The table of docs/privacy.md is what its script makes of reports."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ from scripts import privacy_tables
 
 from inlay_audit.report import as_data
 from inlay_audit.run import Audit
-from inlay_audit.transform import named
+from inlay_audit.transform import NAMES, named
 from tests.audit.test_attackers import SETTING, TABLE, TEMPLATE, made
 
 
@@ -44,3 +45,14 @@ def test_the_page_is_written_between_its_marks_alone() -> None:
     assert other.startswith(before)
     assert other.endswith(after)
     assert privacy_tables.written(other, "| b |") == privacy_tables.written(page, "| b |")
+
+
+def test_a_published_model_stands_beside_the_demo_on_the_page() -> None:
+    page = privacy_tables.PAGE.read_text(encoding="utf-8")
+    part = page.split(privacy_tables.BEGIN)[1].split(privacy_tables.END)[0]
+    rows = [line for line in part.splitlines() if line.startswith("|")]
+    assert "the demo: nearest" in rows[0]
+    assert "Gemma 3 270M: nearest" in rows[0]
+    words = {name.partition(":")[0] for name in NAMES.split(", ")}
+    shown = {re.split(r"[:| ]+", row.strip("| "))[0] for row in rows[2:]}
+    assert {"none", "noise", "rotate"} <= shown <= words
