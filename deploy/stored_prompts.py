@@ -79,7 +79,7 @@ async def _back_up_secret(settings: NatsSettings, file: BinaryIO) -> None:
 
 async def _restore_secret(settings: NatsSettings, data: bytes) -> None:
     """End with an error where the namespace has another secret that stays."""
-    kept = msgspec.msgpack.decode(data, type=secret.Kept)
+    kept = msgspec.msgpack.decode(data, type=secret.SecretRecord)
     member = await Member.join(settings, "frontend")
     try:
         facts = await member.facts()

@@ -176,7 +176,7 @@ MAX_CHARACTERS = 16_384
 """Of a text."""
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
+class _PromptLine(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     names: tuple[str, ...] | None = None
     others: tuple[str, ...] | None = None
@@ -225,5 +225,5 @@ def split(count: int, seed: int) -> tuple[list[int], list[int]]:
 
 
 def _of_object(line: str) -> Text:
-    read = msgspec.json.decode(line, type=_Line)
+    read = msgspec.json.decode(line, type=_PromptLine)
     return Text(read.text, read.names, read.others, read.answer)

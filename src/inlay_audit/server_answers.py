@@ -17,12 +17,12 @@ ANSWER_TOKENS = 16
 _AT_A_TIME = 16
 
 
-class _Choice(msgspec.Struct):
+class _AnswerChoice(msgspec.Struct):
     text: str
 
 
 class _Completion(msgspec.Struct):
-    choices: tuple[_Choice, ...]
+    choices: tuple[_AnswerChoice, ...]
 
 
 class ServerAnswers:

@@ -97,7 +97,7 @@ def endpoints_of(routes: Routes) -> dict[str, LineRoute]:
     }
 
 
-class _Answer:
+class _CapturedAnswer:
     """Answer of a handler."""
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ class ServerWork:
             # Its batch is cancelled within seconds.
             await asyncio.Event().wait()
             raise AssertionError
-        answer = _Answer()
+        answer = _CapturedAnswer()
         call = inner_call(
             self._server,
             self._endpoint.path,

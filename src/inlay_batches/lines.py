@@ -78,14 +78,14 @@ class LineRequest(NamedTuple):
     body: bytes
 
 
-class _Line(msgspec.Struct):
+class _RequestLine(msgspec.Struct):
     custom_id: Any = None
     method: Any = None
     url: Any = None
     body: msgspec.Raw = msgspec.Raw(b"")
 
 
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(_RequestLine)
 
 
 class LineError(InvalidRequestError):
@@ -216,11 +216,11 @@ class _Usage(msgspec.Struct, frozen=True):
     output_tokens_details: _Details | None = None
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _UsageAnswer(msgspec.Struct, frozen=True):
     usage: _Usage | None = None
 
 
-_answers = msgspec.json.Decoder(_Answer)
+_answers = msgspec.json.Decoder(_UsageAnswer)
 
 
 def _usage(body: bytes) -> UsageSum:

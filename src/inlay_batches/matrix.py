@@ -25,18 +25,18 @@ _KEPT = 4
 """Pieces that are held while rows are put in order; they come nearly in order."""
 
 
-class _Item(msgspec.Struct):
+class _EmbeddingItem(msgspec.Struct):
     embedding: str
 
 
-class _Answer(msgspec.Struct):
-    data: list[_Item]
+class _EmbeddingAnswer(msgspec.Struct):
+    data: list[_EmbeddingItem]
 
 
-_answers = msgspec.json.Decoder(_Answer)
+_answers = msgspec.json.Decoder(_EmbeddingAnswer)
 
 
-class Row(NamedTuple):
+class MatrixRow(NamedTuple):
     """Answer of a line, in two parts.
 
     Attributes:
@@ -55,14 +55,14 @@ def with_base64(body: bytes) -> bytes:
     return inner + comma + b'"encoding_format":"base64","embed_dtype":"float32"}'
 
 
-def row_of(body: bytes) -> Row | None:
+def row_of(body: bytes) -> MatrixRow | None:
     """Return the parts of an answer; None where it has not exactly one vector."""
     found = _answers.decode(body).data
     if len(found) != 1:
         return None
     whole: dict[str, Any] = msgspec.json.decode(body)
     whole["data"] = []
-    return Row(msgspec.json.encode(whole), base64.b64decode(found[0].embedding))
+    return MatrixRow(msgspec.json.encode(whole), base64.b64decode(found[0].embedding))
 
 
 def piece_of(outcomes: Sequence[Outcome]) -> bytes:

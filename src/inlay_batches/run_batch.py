@@ -40,11 +40,11 @@ _EVERY = 0.5
 _SEEDED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 
-class _Written(msgspec.Struct):
+class _WrittenLine(msgspec.Struct):
     custom_id: str
 
 
-_written = msgspec.json.Decoder(_Written)
+_written = msgspec.json.Decoder(_WrittenLine)
 
 
 class _Counts(NamedTuple):
@@ -76,7 +76,7 @@ def run(settings: RunBatchSettings, extra_args: Sequence[str]) -> int:
             else:
                 running = own_server(serve_settings(settings.model, extra_args))
                 server = RemoteServer.of(stack.enter_context(running), None)
-            work = _Run(server, source, output, done, console, _Counts(total, len(done)))
+            work = _BatchRun(server, source, output, done, console, _Counts(total, len(done)))
             return asyncio.run(work.run(settings.max_inflight))
     except OSError as error:
         name = error.filename or settings.output_file
@@ -146,7 +146,7 @@ def _opened(settings: RunBatchSettings) -> tuple[set[str], BinaryIO]:
     return done, file
 
 
-class _Run:
+class _BatchRun:
     def __init__(
         self,
         server: RemoteServer,

@@ -24,7 +24,7 @@ MAX_HELD = 10_000
 _ref = re.compile(rb'"ref"\s*:\s*"(pe-[a-z2-7]{32})"')
 
 
-class _Seen:
+class _SeenIds:
     """Digests of custom ids, 16 bytes each, and the lines they stand in."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Validation:
         self._record = record
         self._contents = contents
         self._work = work
-        self._seen = _Seen()
+        self._seen = _SeenIds()
         self._refs: set[bytes] = set()
         self._problems: list[LineProblem] = []
         self._model: str | None = None

@@ -28,7 +28,7 @@ from inlay.base.errors import (
 )
 
 
-class _Said(msgspec.Struct):
+class _ErrorObject(msgspec.Struct):
     """OpenAI's error object; other servers write numbers as codes."""
 
     message: str
@@ -36,8 +36,8 @@ class _Said(msgspec.Struct):
     code: str | int | None = None
 
 
-class _Answer(msgspec.Struct):
-    error: _Said
+class _ErrorAnswer(msgspec.Struct):
+    error: _ErrorObject
 
 
 def refusal(status: int, body: bytes, retry_after: str | None = None) -> InlayError:
@@ -50,7 +50,7 @@ def refusal(status: int, body: bytes, retry_after: str | None = None) -> InlayEr
     """
     kind = BY_STATUS.get(status, EngineError)
     try:
-        said = msgspec.json.decode(body, type=_Answer).error
+        said = msgspec.json.decode(body, type=_ErrorAnswer).error
     except msgspec.MsgspecError:
         return kind(f"the server answered {status}: {body[:200]!r}")
     waits = retry_after is not None and retry_after.isascii() and retry_after.isdigit()

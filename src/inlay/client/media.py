@@ -152,7 +152,7 @@ class _Element(msgspec.Struct):
         raise EngineError("/encode answered an element without rows")
 
 
-class _Encoded(msgspec.Struct):
+class _EncodedItem(msgspec.Struct):
     data: list[_Element]
 
 
@@ -227,7 +227,7 @@ class MediaEncoder:
         question = Question("POST", "/encode", msgspec.json.encode(body), JSON)
         answer = yield from asked(question, self._retries)
         try:
-            found = msgspec.json.decode(answer, type=_Encoded).data
+            found = msgspec.json.decode(answer, type=_EncodedItem).data
         except msgspec.MsgspecError as error:
             raise EngineError(f"/encode answered something else than rows: {error}") from error
         if len(found) != len(files):

@@ -22,7 +22,7 @@ R = TypeVar("R")
 _Send: TypeAlias = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
 
 
-class _Asked:
+class _JoinedCall:
     """Inputs of one call, and their results to come."""
 
     __slots__ = ("inputs", "positions", "results", "send")
@@ -34,13 +34,13 @@ class _Asked:
         self.results: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
 
 
-class _Line:
+class _JoinableInputs:
     """Inputs that may be joined."""
 
     __slots__ = ("sending", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[_Asked] = deque()
+        self.waiting: deque[_JoinedCall] = deque()
         self.sending: set[asyncio.Task[None]] = set()
 
 
@@ -48,7 +48,7 @@ class Joining:
     """Joins what calls ask for at the same time, by key."""
 
     def __init__(self) -> None:
-        self._lines: dict[Hashable, _Line] = {}
+        self._lines: dict[Hashable, _JoinableInputs] = {}
 
     async def results(
         self,
@@ -69,13 +69,13 @@ class Joining:
         Raises:
             InlayError: as `send` of these alone: they do not fail for others.
         """
-        asked = _Asked(inputs, positions, send)
-        line = self._lines.setdefault(key, _Line())
+        asked = _JoinedCall(inputs, positions, send)
+        line = self._lines.setdefault(key, _JoinableInputs())
         line.waiting.append(asked)
         self._go_on(key, line)
         return list(await asked.results)
 
-    def _go_on(self, key: Hashable, line: _Line) -> None:
+    def _go_on(self, key: Hashable, line: _JoinableInputs) -> None:
         while line.waiting and len(line.sending) < AT_ONCE:
             if group := _next_group(line.waiting):
                 task = asyncio.create_task(_send(group))
@@ -84,14 +84,14 @@ class Joining:
         if not line.waiting and not line.sending:
             self._lines.pop(key, None)
 
-    def _ended(self, key: Hashable, line: _Line, task: "asyncio.Task[None]") -> None:
+    def _ended(self, key: Hashable, line: _JoinableInputs, task: "asyncio.Task[None]") -> None:
         line.sending.discard(task)
         self._go_on(key, line)
 
 
-def _next_group(waiting: deque[_Asked]) -> list[_Asked]:
+def _next_group(waiting: deque[_JoinedCall]) -> list[_JoinedCall]:
     """Take the next that go together, those that nobody waits for left out."""
-    group: list[_Asked] = []
+    group: list[_JoinedCall] = []
     inputs = positions = 0
     while waiting:
         asked = waiting[0]
@@ -105,7 +105,7 @@ def _next_group(waiting: deque[_Asked]) -> list[_Asked]:
     return group
 
 
-async def _send(group: Sequence[_Asked]) -> None:
+async def _send(group: Sequence[_JoinedCall]) -> None:
     try:
         found = await group[0].send([one for asked in group for one in asked.inputs])
     except InlayError as error:

@@ -51,7 +51,7 @@ _PASSED_BY = ("sliding", "chunked", "mamba", "cross", "encoder")
 """Kinds of layer groups that do not keep all positions."""
 
 
-class _Block(NamedTuple):
+class _ChainBlock(NamedTuple):
     """Attributes: the chain's digest at the block's end, and the routing keys of its blocks."""
 
     digest: bytes
@@ -161,7 +161,7 @@ class KvChain:
         self._adapter = adapter
         self._group: int | None = None
         self._grouped = False
-        self._blocks: dict[BlockHash, _Block] = {}
+        self._blocks: dict[BlockHash, _ChainBlock] = {}
         self._noted: LruBytes[bytes, bytes] = LruBytes(_MOST_NOTED)
         self._items: LruBytes[str, NotedItem] = LruBytes(_MOST_NOTED_ITEMS)
 
@@ -242,7 +242,7 @@ class KvChain:
             self._blocks[name] = parent
         return told
 
-    def _parent(self, event: BlockStored, extra: Sequence[object] | None) -> _Block | None:
+    def _parent(self, event: BlockStored, extra: Sequence[object] | None) -> _ChainBlock | None:
         if event.parent_block_hash is not None:
             return self._blocks.get(event.parent_block_hash)
         adapter = None
@@ -263,7 +263,7 @@ class KvChain:
             adapter=adapter,
             salt=salt,
         )
-        return _Block(root, b"")
+        return _ChainBlock(root, b"")
 
     def _marks(self, extra: Sequence[object] | None, size: int) -> "list[_Mark] | None":
         """Return what stands at the positions of a block; None if that is not known."""
@@ -285,7 +285,9 @@ class KvChain:
             item.mark(marks, first)
         return marks
 
-    def _chained(self, parent: _Block, ids: Sequence[int], marks: "list[_Mark]") -> _Block:
+    def _chained(
+        self, parent: _ChainBlock, ids: Sequence[int], marks: "list[_Mark]"
+    ) -> _ChainBlock:
         """Append a page to `parent`, where `marks` has None by its token."""
         chain = Chain(parent.digest, self._secret)
         for id_, mark in zip(ids, marks, strict=True):
@@ -295,7 +297,7 @@ class KvChain:
                 chain.extend_rows(mark[0])
             else:
                 chain.extend_media(*mark, 1)
-        return _Block(chain.blocks[-1], keys_of(chain.blocks))
+        return _ChainBlock(chain.blocks[-1], keys_of(chain.blocks))
 
 
 def _read(extra: Sequence[object] | None) -> _Extra | None:

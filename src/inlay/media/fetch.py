@@ -88,7 +88,7 @@ class FetchSettings(msgspec.Struct, frozen=True, kw_only=True):
     places: int = 128
 
 
-class _Target(NamedTuple):
+class _ParsedUrl(NamedTuple):
     """A parsed URL."""
 
     scheme: str
@@ -177,7 +177,7 @@ class Fetcher:
             logger.info("media of %s not fetched: %r", target.host, error)
             raise self._failed(target) from None
 
-    def _failed(self, target: _Target) -> InvalidRequestError:
+    def _failed(self, target: _ParsedUrl) -> InvalidRequestError:
         settings = self._settings
         return InvalidRequestError(
             f"media of {target.host[:100]} cannot be fetched; a URL must lead to a public host "
@@ -186,7 +186,7 @@ class Fetcher:
             "redirections"
         )
 
-    def _parse(self, url: str) -> _Target:
+    def _parse(self, url: str) -> _ParsedUrl:
         """A URL that settings allow, by what it says.
 
         Raises:
@@ -219,9 +219,9 @@ class Fetcher:
                 f"media may not be fetched from {host[:100]} (--allowed-media-domains)"
             )
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return _Target(scheme, host, port or _PORTS[scheme], path)
+        return _ParsedUrl(scheme, host, port or _PORTS[scheme], path)
 
-    async def _follow(self, target: _Target, hold: Hold, place: Slot) -> bytes:
+    async def _follow(self, target: _ParsedUrl, hold: Hold, place: Slot) -> bytes:
         for _ in range(self._settings.redirects + 1):
             answer = await self._get(target, hold, place)
             if answer.status == 200:
@@ -233,7 +233,7 @@ class Fetcher:
             target = self._parse(urljoin(here, location[:_MAX_URL]).partition("#")[0])
         raise _RefusedError("too many redirections")
 
-    async def _addresses(self, target: _Target, place: Slot) -> list[str]:
+    async def _addresses(self, target: _ParsedUrl, place: Slot) -> list[str]:
         """Checked addresses of a host, to be dialled as they are."""
         found = [target.host]
         if not address_of(target.host):
@@ -262,7 +262,7 @@ class Fetcher:
         """End the threads once they have resolved what they are at."""
         self._resolvers.shutdown(wait=False, cancel_futures=True)
 
-    async def _get(self, target: _Target, hold: Hold, place: Slot) -> "_Answer":
+    async def _get(self, target: _ParsedUrl, hold: Hold, place: Slot) -> "_Answer":
         reader, writer = await self._connect(target, place)
         try:
             writer.write(
@@ -283,7 +283,7 @@ class Fetcher:
             writer.transport.abort()
 
     async def _connect(
-        self, target: _Target, place: Slot
+        self, target: _ParsedUrl, place: Slot
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         context: ssl.SSLContext | None = None
         if target.scheme == "https":

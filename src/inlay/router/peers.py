@@ -48,7 +48,7 @@ _KEPT = 4096
 _NOTHING = WorkerLoad()
 
 
-class _Peer:
+class _PeerFrontend:
     __slots__ = ("heard_at", "loads", "sequence")
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class PeerLoads:
         self._routed_elsewhere = routed
         self._name = name or secrets.token_hex(8)
         self._clock = clock
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, _PeerFrontend] = {}
         self._sums: dict[str, WorkerLoad] = {}
         self._members: dict[str, PoolMember] = {}
         self._told: dict[str, WorkerLoad] = {}
@@ -129,7 +129,7 @@ class PeerLoads:
                 self._forget(message.frontend)
             return
         if peer is None:
-            peer = self._peers[message.frontend] = _Peer()
+            peer = self._peers[message.frontend] = _PeerFrontend()
             self._whole_at = 0.0  # it does not know this frontend either
         if message.sequence <= peer.sequence:
             return
@@ -142,7 +142,7 @@ class PeerLoads:
         for worker_id, keys in message.routed.items():
             self._routed_elsewhere(worker_id, keys_of(keys))
 
-    def _set(self, peer: _Peer, worker_id: str, load: WorkerLoad) -> None:
+    def _set(self, peer: _PeerFrontend, worker_id: str, load: WorkerLoad) -> None:
         before = peer.loads.pop(worker_id, _NOTHING)
         if load != _NOTHING:
             peer.loads[worker_id] = load

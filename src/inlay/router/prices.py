@@ -27,8 +27,8 @@ class RouterPrice:
     def __init__(self, initial: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._initial = initial
         self._clock = clock
-        self._computing: _Rate | None = None
-        self._fetching: _Rate | None = None
+        self._computing: _MovingAverages | None = None
+        self._fetching: _MovingAverages | None = None
         self._fetched_at = 0.0
 
     @property
@@ -43,7 +43,7 @@ class RouterPrice:
     def computed(self, positions: int, seconds: float) -> None:
         """A worker with nothing else to compute took so long for positions it had to compute."""
         if positions >= LEAST_POSITIONS:
-            self._computing = _Rate.after(self._computing, positions, seconds)
+            self._computing = _MovingAverages.after(self._computing, positions, seconds)
 
     def fetched(self, positions: int, seconds: float, computed: int = 0) -> None:
         """The same for positions that it fetched, or might have, and some that it computed."""
@@ -55,18 +55,20 @@ class RouterPrice:
             seconds = max(seconds - computed * self._computing.seconds, 0.0)
         if self._clock() - self._fetched_at > KNOWN_SECONDS:
             self._fetching = None
-        self._fetching = _Rate.after(self._fetching, positions, seconds)
+        self._fetching = _MovingAverages.after(self._fetching, positions, seconds)
         self._fetched_at = self._clock()
 
 
-class _Rate(NamedTuple):
+class _MovingAverages(NamedTuple):
     """Moving averages of positions and of what they took: what is short counts for less."""
 
     average_positions: float
     average_seconds: float
 
     @classmethod
-    def after(cls, before: "_Rate | None", positions: int, seconds: float) -> "_Rate":
+    def after(
+        cls, before: "_MovingAverages | None", positions: int, seconds: float
+    ) -> "_MovingAverages":
         if before is None:
             return cls(positions, seconds)
         return cls(

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 _log = logging.getLogger(__name__)
 
 
-class Background:
+class BackgroundThread:
     """Jobs, run one after the other in a thread of their own."""
 
     __slots__ = ("_jobs", "_thread")

@@ -6,7 +6,7 @@ from functools import partial
 
 from inlay.base.errors import OverloadedError
 from inlay.messages.prompt import Buffer
-from inlay.store.background import Background
+from inlay.store.background import BackgroundThread
 from inlay.store.directory import Directory, FoundFile
 from inlay.store.entry import Description, Entry, StoredFile
 from inlay.store.file_format import DamagedFileError
@@ -64,7 +64,7 @@ class DiskTier:
         except BaseException:
             directory.close()
             raise
-        self._background = Background("inlay-store")
+        self._background = BackgroundThread("inlay-store")
 
     def _restore(self, now: float) -> None:
         """Enter the prompts whose files are there.

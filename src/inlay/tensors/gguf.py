@@ -100,7 +100,7 @@ class GgufFile:
                 part that is missing; the message says which, and what is wrong.
         """
         paths = _parts(path)
-        headers = [_Header(part).read() for part in paths]
+        headers = [_GgufHeader(part).read() for part in paths]
         metadata = headers[0][0]
         tensors: dict[str, GgufTensor] = {}
         for number, (own, found) in enumerate(headers):
@@ -213,7 +213,7 @@ def _check_part(path: Path, metadata: Mapping[str, Any], number: int, count: int
         )
 
 
-class _Header:
+class _GgufHeader:
     """Reads the header of one file from its beginning."""
 
     def __init__(self, path: Path) -> None:

@@ -83,7 +83,7 @@ def metadata_in(file: Path, max_header: int = _MAX_HEADER) -> dict[str, str]:
         raise InvalidRequestError(f"the metadata of {file} are no texts: {error}") from error
 
 
-class _Header(NamedTuple):
+class _SafetensorsHeader(NamedTuple):
     """The header of a safetensors file.
 
     Attributes:
@@ -99,7 +99,7 @@ class _Header(NamedTuple):
     size: int
 
 
-def _header(file: Path, max_header: int) -> _Header:
+def _header(file: Path, max_header: int) -> _SafetensorsHeader:
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -114,7 +114,7 @@ def _header(file: Path, max_header: int) -> _Header:
         raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"{file} is not a safetensors file: {error}") from error
-    return _Header(entries, metadata, length, size)
+    return _SafetensorsHeader(entries, metadata, length, size)
 
 
 def _no_header(file: Path, first: bytes, length: int, most: int) -> str:

@@ -49,7 +49,7 @@ def run(settings: BenchSettings) -> int:
 
 
 @dataclass
-class _Target:
+class _MeasuredServer:
     """A server that is measured."""
 
     client: HttpClient
@@ -92,7 +92,7 @@ class _Bench:
                     await self._round(target, index, rounds)
         return self._report(targets)
 
-    async def _target(self, url: str | None, stack: AsyncExitStack) -> _Target:
+    async def _target(self, url: str | None, stack: AsyncExitStack) -> _MeasuredServer:
         settings = self._settings
         server = server_of(url, settings.api_key)
         client = HttpClient(server)
@@ -102,9 +102,9 @@ class _Bench:
         workload = Workload(settings.workload, model, client, uploader)
         if self._lines is None:
             workload.check()
-        return _Target(client, model, workload)
+        return _MeasuredServer(client, model, workload)
 
-    async def _warm_up(self, target: _Target) -> None:
+    async def _warm_up(self, target: _MeasuredServer) -> None:
         count = self._settings.num_warmups
         if count:
             with waiting(self._console, f"warming up {target.client.server.url}"):
@@ -112,7 +112,7 @@ class _Bench:
                 alone = LoadShape(max_concurrency=1, request_timeout=self._settings.request_timeout)
                 await LoadSender(target.client, alone).send(bodies, np.random.default_rng(0))
 
-    async def _round(self, target: _Target, index: int, rounds: int) -> None:
+    async def _round(self, target: _MeasuredServer, index: int, rounds: int) -> None:
         where = target.client.server.url
         with waiting(self._console, f"making prompts for {where}"):
             bodies = await self._bodies(target, index, self._settings.workload.num_prompts)
@@ -125,7 +125,7 @@ class _Bench:
             rng = np.random.default_rng([self._settings.workload.seed, index, 1])
             target.rounds.append(Round(await sender.send(bodies, rng)))
 
-    async def _bodies(self, target: _Target, round_: int, count: int) -> Sequence[Body]:
+    async def _bodies(self, target: _MeasuredServer, round_: int, count: int) -> Sequence[Body]:
         if self._lines is not None:
             always = self._settings.model_name is not None
             return [
@@ -133,7 +133,7 @@ class _Bench:
             ]
         return [body async for body in target.workload.bodies(round_, count)]
 
-    def _report(self, targets: Sequence[_Target]) -> int:
+    def _report(self, targets: Sequence[_MeasuredServer]) -> int:
         settings = self._settings
         found = [
             Measured(

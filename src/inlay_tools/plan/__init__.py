@@ -32,7 +32,7 @@ class _Planned(msgspec.Struct):
     step_times: StepTimes
 
 
-class Row(msgspec.Struct, omit_defaults=True):
+class PlanRow(msgspec.Struct, omit_defaults=True):
     """The fleet for one rate; times in milliseconds, at the 95th percentile.
 
     Attributes:
@@ -99,7 +99,7 @@ async def _measure(settings: PlanSettings, console: Console) -> StepTimes:
         await client.close()
 
 
-def _rows(settings: PlanSettings, sizing: Sizing) -> Iterator[Row]:
+def _rows(settings: PlanSettings, sizing: Sizing) -> Iterator[PlanRow]:
     for rate in settings.request_rate:
         demand = Demand(
             rate, settings.input_len, settings.output_len, settings.cached_share, settings.spread
@@ -108,8 +108,8 @@ def _rows(settings: PlanSettings, sizing: Sizing) -> Iterator[Row]:
             yield _row(rate, *sizing.least(demand, divided=divided))
 
 
-def _row(rate: float, found: Tried, fewer: Tried | None) -> Row:
-    return Row(
+def _row(rate: float, found: Tried, fewer: Tried | None) -> PlanRow:
+    return PlanRow(
         rate,
         found.layout.workers,
         found.layout.prefill,
@@ -127,7 +127,7 @@ def _times(outcome: Outcome) -> dict[str, float]:
     }
 
 
-def _text(times: StepTimes, rows: list[Row]) -> str:
+def _text(times: StepTimes, rows: list[PlanRow]) -> str:
     steps = (
         f"a step {times.step * 1e3:.2f} ms, each sequence {times.per_sequence * 1e3:.3f} ms, "
         f"each prompt position {times.per_position * 1e6:.1f} us, "

@@ -12,7 +12,7 @@ _NO_GAIN = 0.98
 """Twice the workers that bring the times to no less than this share of them are of no use."""
 
 
-class Layout(NamedTuple):
+class FleetLayout(NamedTuple):
     """Workers by role: of both where `prefill` is 0."""
 
     decode: int
@@ -32,7 +32,7 @@ class Tried(NamedTuple):
     """
 
     excess: float
-    layout: Layout
+    layout: FleetLayout
     outcome: Outcome
 
 
@@ -91,15 +91,15 @@ class Sizing:
         per_token = times.per_sequence + times.step / times.max_num_seqs
         return prompts * times.per_position, demand.rate * demand.output_len * per_token
 
-    def _layouts(self, demand: Demand, workers: int, divided: bool) -> list[Layout]:
+    def _layouts(self, demand: Demand, workers: int, divided: bool) -> list[FleetLayout]:
         if not divided:
-            return [Layout(workers)]
+            return [FleetLayout(workers)]
         prompts, tokens = self._work(demand)
         about = round(workers * prompts / (prompts + tokens))
         prefill = {min(max(about + more, 1), workers - 1) for more in (-1, 0, 1)}
-        return [Layout(workers - some, some) for some in sorted(prefill)]
+        return [FleetLayout(workers - some, some) for some in sorted(prefill)]
 
-    def _try(self, demand: Demand, layout: Layout) -> Tried:
+    def _try(self, demand: Demand, layout: FleetLayout) -> Tried:
         fleet = PaperFleet(self.times, *layout, self.fetch_share)
         outcome = fleet.run(requests_of(demand, self.requests, self.seed))
         seen = {"ttft": outcome.first, "itl": outcome.gap}

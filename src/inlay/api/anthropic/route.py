@@ -66,7 +66,7 @@ def _own_field(path: Path) -> Path:
     return path
 
 
-class _Asked(NamedTuple):
+class _ParsedMessages(NamedTuple):
     """A request, parsed and translated."""
 
     incoming: ParsedRequest[Any]
@@ -137,7 +137,7 @@ def check_version(call: Call) -> None:
         )
 
 
-async def _read(call: Call, decoder: msgspec.json.Decoder[T]) -> _Asked:
+async def _read(call: Call, decoder: msgspec.json.Decoder[T]) -> _ParsedMessages:
     """Read, check and translate a request."""
     check_version(call)
     said: list[AnthropicChat] = []
@@ -152,7 +152,7 @@ async def _read(call: Call, decoder: msgspec.json.Decoder[T]) -> _Asked:
     check_unserved(request)
     chat = await call.server.run_prepared(incoming.size, _as_chat, request, said[0])
     request.messages = []  # the chat's messages have them from here on
-    return _Asked(incoming, said[0], chat)
+    return _ParsedMessages(incoming, said[0], chat)
 
 
 def _as_chat(request: MessagesInput, said: AnthropicChat) -> ChatRequest:

@@ -79,10 +79,10 @@ def held(
     Raises:
         InvalidRequestError: it cannot be held, and is not loose.
     """
-    return _Reader(schema, loose, refuse, at).read()
+    return _SchemaReader(schema, loose, refuse, at).read()
 
 
-class _Reader:
+class _SchemaReader:
     """Reads one schema."""
 
     def __init__(
@@ -329,21 +329,25 @@ def _without(schema: Mapping[str, Any], *keywords: str) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key not in keywords}
 
 
-_Read: TypeAlias = Callable[[_Reader, Mapping[str, Any], str, Any, _Place], Iterable[_Keyword]]
+_Read: TypeAlias = Callable[
+    [_SchemaReader, Mapping[str, Any], str, Any, _Place], Iterable[_Keyword]
+]
 _READERS: Mapping[str, _Read] = {
-    **dict.fromkeys(("items", "additionalProperties", "additionalItems"), _Reader._one),
-    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _Reader._list),
-    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), _Reader._map),
-    **dict.fromkeys((*_COUNTS, *_NUMBERS), _Reader._number),
-    **dict.fromkeys(_UNHELD, _Reader._unheld),
-    "$ref": _Reader._ref,
-    "type": _Reader._type,
-    "format": _Reader._format,
-    "pattern": _Reader._expression,
-    "required": _Reader._required,
-    "enum": _Reader._enum,
-    "const": _Reader._enum,
-    "x-guidance": _Reader._options,
+    **dict.fromkeys(("items", "additionalProperties", "additionalItems"), _SchemaReader._one),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SchemaReader._list),
+    **dict.fromkeys(
+        ("properties", "patternProperties", "$defs", "definitions"), _SchemaReader._map
+    ),
+    **dict.fromkeys((*_COUNTS, *_NUMBERS), _SchemaReader._number),
+    **dict.fromkeys(_UNHELD, _SchemaReader._unheld),
+    "$ref": _SchemaReader._ref,
+    "type": _SchemaReader._type,
+    "format": _SchemaReader._format,
+    "pattern": _SchemaReader._expression,
+    "required": _SchemaReader._required,
+    "enum": _SchemaReader._enum,
+    "const": _SchemaReader._enum,
+    "x-guidance": _SchemaReader._options,
 }
 """Readers by keyword; other keywords assert nothing."""
 

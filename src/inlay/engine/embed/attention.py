@@ -47,7 +47,7 @@ _WITHOUT_EFFECT = frozenset(
 """Keyword arguments of attention layers that have no effect on the result here."""
 
 
-class _Group(NamedTuple):
+class _SequenceGroup(NamedTuple):
     """Sequences that are attended together.
 
     Attributes:
@@ -110,8 +110,8 @@ class PackedAttention:
                 self._segment[start:stop] = number
 
     @cached_property
-    def _groups(self) -> list[_Group]:
-        groups: list[_Group] = []
+    def _groups(self) -> list[_SequenceGroup]:
+        groups: list[_SequenceGroup] = []
         lengths = self.lengths
         start = 0
         while start < len(lengths):
@@ -202,7 +202,7 @@ class PackedAttention:
             self._windows[length, window] = found
         return found
 
-    def _biased(self, group: _Group, bias: RelativeBias) -> Tensor:
+    def _biased(self, group: _SequenceGroup, bias: RelativeBias) -> Tensor:
         """Return what a group adds to scores [sequences or 1, Q, longest, longest]."""
         if group.start not in self._biases:
             added = bias.of(group.longest)[None]
@@ -211,7 +211,7 @@ class PackedAttention:
             self._biases[group.start] = added
         return self._biases[group.start]
 
-    def _with_atomic(self, group: _Group, segment: Tensor, window: Window) -> Tensor:
+    def _with_atomic(self, group: _SequenceGroup, segment: Tensor, window: Window) -> Tensor:
         """Return booleans [sequences, 1, longest, longest] of a group with atomic segments."""
         key = group.start, window
         if key not in self._with_segments:
@@ -226,7 +226,7 @@ class PackedAttention:
 
 def _group(
     lengths: Sequence[int], visible: Sequence[int], start: int, device: torch.device
-) -> _Group:
+) -> _SequenceGroup:
     longest, total = max(lengths), sum(lengths)
     stop = start + total
     places = torch.arange(longest)
@@ -234,13 +234,13 @@ def _group(
     if min(visible) < longest:
         keys = (places < torch.tensor(visible)[:, None])[:, None, None].to(device)
     if min(lengths) == longest:
-        return _Group(start, stop, len(lengths), longest, None, None, keys)
+        return _SequenceGroup(start, stop, len(lengths), longest, None, None, keys)
     counts = torch.tensor(lengths)
     firsts = torch.tensor(list(accumulate(lengths[:-1], initial=start)))
     real = places < counts[:, None]
     gather = torch.where(real, firsts[:, None] + places, firsts[:, None])
     scatter = torch.nonzero(real.flatten()).flatten()
-    return _Group(
+    return _SequenceGroup(
         start,
         stop,
         len(lengths),
@@ -251,7 +251,7 @@ def _group(
     )
 
 
-def _taken(tensor: Tensor, group: _Group) -> Tensor:
+def _taken(tensor: Tensor, group: _SequenceGroup) -> Tensor:
     """Return a group's part of [T, N, D] as [sequences, N, longest, D]."""
     part = tensor[group.start : group.stop] if group.gather is None else tensor[group.gather]
     return part.reshape(group.sequences, group.longest, *tensor.shape[1:]).transpose(1, 2)

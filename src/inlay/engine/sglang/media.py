@@ -45,7 +45,7 @@ from inlay.messages.request import Request
 
 
 @dataclass(slots=True)
-class _Input:
+class _SglangInput:
     """An input of SGLang in the making.
 
     Attributes:
@@ -128,7 +128,7 @@ class MediaInputs:
             EngineError: SGLang's processor would lay an image out differently.
         """
         prompt = await self._pictures.prompt_of(request, self._secret)
-        made, known = _Input(), dict[bytes, dict[str, torch.Tensor]]()
+        made, known = _SglangInput(), dict[bytes, dict[str, torch.Tensor]]()
         for part in parts_of(prompt):
             if isinstance(part, Tokens):
                 made.ids += part.ids
@@ -138,7 +138,7 @@ class MediaInputs:
                 await self._add_image(made, part, request, known)
         return made.given(prompt, self.spec.image_token, request.salt)
 
-    def _add_rows(self, made: _Input, rows: Rows, salt: str | None) -> None:
+    def _add_rows(self, made: _SglangInput, rows: Rows, salt: str | None) -> None:
         for part in named_rows(rows, len(made.ids), self.spec, self._secret, salt):
             made.rows.append(part.name)
             made.add(
@@ -152,7 +152,7 @@ class MediaInputs:
 
     async def _add_image(
         self,
-        made: _Input,
+        made: _SglangInput,
         segments: ImageRun,
         request: Request,
         known: dict[bytes, dict[str, torch.Tensor]],

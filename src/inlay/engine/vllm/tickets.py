@@ -79,7 +79,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         }
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _BlockReport(msgspec.Struct, frozen=True):
     """Statements of vLLM about the blocks it keeps; its further fields are not needed."""
 
     remote_block_ids: tuple[tuple[int, ...]]
@@ -123,7 +123,7 @@ class TicketOffice:
             EngineError: vLLM says something else than it should.
         """
         try:
-            kept = msgspec.convert(said, _Said, strict=True)
+            kept = msgspec.convert(said, _BlockReport, strict=True)
         except msgspec.ValidationError as error:
             raise EngineError(f"vLLM's parameters of kept blocks are unknown: {error}") from error
         length = len(request.prompt)

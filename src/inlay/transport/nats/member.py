@@ -12,7 +12,7 @@ from inlay.base.errors import InlayError
 from inlay.messages.digest import Secret
 from inlay.transport.nats.cards import CARD_SECONDS, Cards, bucket
 from inlay.transport.nats.connection import NatsConnection
-from inlay.transport.nats.secret import Kept, agree, recorded, uphold
+from inlay.transport.nats.secret import SecretRecord, agree, recorded, uphold
 from inlay.transport.nats.settings import NatsSettings
 from inlay.transport.nats.subjects import Subjects, participant_id
 
@@ -107,7 +107,7 @@ class Member:
     async def _cards_bucket(self) -> KeyValue:
         return await _cards(self.control, self.subjects, self._settings)
 
-    async def _uphold(self, kept: Kept) -> None:
+    async def _uphold(self, kept: SecretRecord) -> None:
         other = await uphold(await self.facts(), kept)
         reason = None
         if other is not None:

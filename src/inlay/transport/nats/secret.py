@@ -19,7 +19,7 @@ _KEY = "secret"
 _WHAT = "the secret"
 
 
-class Kept(msgspec.Struct, frozen=True):
+class SecretRecord(msgspec.Struct, frozen=True):
     """The namespace's record of its secret.
 
     Attributes:
@@ -33,11 +33,13 @@ class Kept(msgspec.Struct, frozen=True):
     since: float = 0.0
 
 
-_decoder = msgspec.msgpack.Decoder(Kept)
+_decoder = msgspec.msgpack.Decoder(SecretRecord)
 _encode = msgspec.msgpack.encode
 
 
-async def agree(storage: KeyValue, own: Secret | None, namespace: str) -> tuple[Secret, Kept]:
+async def agree(
+    storage: KeyValue, own: Secret | None, namespace: str
+) -> tuple[Secret, SecretRecord]:
     """The secret of the namespace, and its record.
 
     Of those who come at the same time the first decides, by compare-and-set.
@@ -55,7 +57,7 @@ async def agree(storage: KeyValue, own: Secret | None, namespace: str) -> tuple[
         found = await _read(storage)
         if found is None:
             new = own or Secret(secrets.token_bytes(32))
-            kept = Kept(new.fingerprint, b"" if own else new.root, time.time())
+            kept = SecretRecord(new.fingerprint, b"" if own else new.root, time.time())
             if not await _write(storage, kept, None):
                 continue
         else:
@@ -64,7 +66,7 @@ async def agree(storage: KeyValue, own: Secret | None, namespace: str) -> tuple[
     raise OverloadedError("NATS does not settle on a secret", retry_after=1)
 
 
-async def uphold(storage: KeyValue, kept: Kept) -> str | None:
+async def uphold(storage: KeyValue, kept: SecretRecord) -> str | None:
     """Write a secret in use back where the namespace's record is lost, or of a younger one.
 
     Returns the fingerprint of another secret that is older and stays; None: it is this one.
@@ -84,7 +86,7 @@ async def uphold(storage: KeyValue, kept: Kept) -> str | None:
     raise OverloadedError("NATS does not settle on a secret", retry_after=1)
 
 
-async def record(storage: KeyValue) -> Kept | None:
+async def record(storage: KeyValue) -> SecretRecord | None:
     """The namespace's record of its secret, if it has one. Raises `OverloadedError`."""
     found = await _read(storage)
     return None if found is None else found[0]
@@ -96,17 +98,17 @@ async def recorded(storage: KeyValue) -> str | None:
     return None if found is None else found.fingerprint
 
 
-async def _read(storage: KeyValue) -> tuple[Kept, int | None] | None:
+async def _read(storage: KeyValue) -> tuple[SecretRecord, int | None] | None:
     """The record and its revision."""
     found = await read(storage, _KEY, _WHAT)
     return None if found is None else (_decoder.decode(found[0]), found[1])
 
 
-async def _write(storage: KeyValue, kept: Kept, revision: int | None) -> bool:
+async def _write(storage: KeyValue, kept: SecretRecord, revision: int | None) -> bool:
     return await write(storage, _KEY, _encode(kept), revision, _WHAT)
 
 
-def _checked(kept: Kept, own: Secret | None, namespace: str) -> Secret:
+def _checked(kept: SecretRecord, own: Secret | None, namespace: str) -> Secret:
     if own is None:
         if not kept.root:
             raise InvalidRequestError(

@@ -37,7 +37,7 @@ def _content(index: int, text: str) -> ChatChunkChoice:
     return ChatChunkChoice(index, ChatDelta(content=text), token_ids=None)
 
 
-class _Said(NamedTuple):
+class _AnswerFields(NamedTuple):
     """Fields of a message or delta; UNSET where the output has no such part."""
 
     content: str | msgspec.UnsetType
@@ -45,7 +45,7 @@ class _Said(NamedTuple):
     tool_calls: list[ToolCallDelta]
 
 
-_NOTHING = _Said(_UNSET, _UNSET, [])
+_NOTHING = _AnswerFields(_UNSET, _UNSET, [])
 
 
 class ChatShape:
@@ -186,10 +186,10 @@ class ChatShape:
             service_tier="flex" if self._request.service_tier == "flex" else None,
         )
 
-    def _said(self, piece: ChoicePiece) -> _Said:
+    def _said(self, piece: ChoicePiece) -> _AnswerFields:
         output = ParsedOutput.of(piece.output)
         reasoning = output.reasoning if self._request.include_reasoning is not False else ""
-        return _Said(output.content or _UNSET, reasoning or _UNSET, output.tool_calls)
+        return _AnswerFields(output.content or _UNSET, reasoning or _UNSET, output.tool_calls)
 
     def _delta(self, piece: ChoicePiece) -> ChatDelta | None:
         """Return the delta of a piece, or None if it is empty."""

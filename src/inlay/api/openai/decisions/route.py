@@ -167,7 +167,7 @@ async def _run(
     return found
 
 
-class _Asked(NamedTuple):
+class _ReadQuestion(NamedTuple):
     """A question as it is read: options as what the model reads and its description."""
 
     instructions: str
@@ -194,7 +194,7 @@ class _Prompts:
         variables = renderer.template_variables(tools=False)
         self._variables = {name: off for name, off in _NO_THINKING.items() if name in variables}
 
-    def asked(self) -> list[_Asked]:
+    def asked(self) -> list[_ReadQuestion]:
         """Read all questions, before any is answered.
 
         Raises:
@@ -207,10 +207,10 @@ class _Prompts:
             instructions = instructions_of(question, f"questions[{number}]")
             options = options_of(question)
             labels = labels_behind(self._renderer, end, len(options))
-            found.append(_Asked(instructions, options, labels))
+            found.append(_ReadQuestion(instructions, options, labels))
         return found
 
-    def reads(self, asked: Sequence[_Asked]) -> Iterator[Read]:
+    def reads(self, asked: Sequence[_ReadQuestion]) -> Iterator[Read]:
         """Yield the reads of all questions, in order.
 
         Raises:

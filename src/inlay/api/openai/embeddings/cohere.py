@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 
 from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding
-from inlay.api.openai.embeddings.gathering import Gathered, Wanted, normalized, stacked
+from inlay.api.openai.embeddings.gathering import Gathered, WantedOutputs, normalized, stacked
 from inlay.api.openai.embeddings.route import EmbeddingsPlan, VectorForm, answer_inputs
 from inlay.api.openai.schema.cohere import (
     BilledUnits,
@@ -111,4 +111,4 @@ def _plan(
         )
         return EmbeddingAnswer(_encode(response), JSON_HEADER)
 
-    return EmbeddingsPlan(Encoding(), Wanted(("dense",), each), make)
+    return EmbeddingsPlan(Encoding(), WantedOutputs(("dense",), each), make)

@@ -40,7 +40,7 @@ class Gathered(NamedTuple):
     bundle: Bundle
 
 
-class Wanted(NamedTuple):
+class WantedOutputs(NamedTuple):
     """Outputs that a request wants for each of its inputs.
 
     Attributes:
@@ -89,7 +89,7 @@ class Gathering:
     """
 
     def __init__(
-        self, call: Call, model: ServedModel, request: TextsRequest, wanted: Wanted
+        self, call: Call, model: ServedModel, request: TextsRequest, wanted: WantedOutputs
     ) -> None:
         """Check what is `wanted`. Raises `InvalidRequestError` for what the model does not give."""
         self._card = embedding_card(model)
@@ -270,7 +270,7 @@ class Gathering:
 
 
 async def gather(
-    call: Call, model: ServedModel, request: TextsRequest, inputs: Inputs, wanted: Wanted
+    call: Call, model: ServedModel, request: TextsRequest, inputs: Inputs, wanted: WantedOutputs
 ) -> tuple[list[Gathered], TextsUsage]:
     """Return what is `wanted` of a request's inputs, and the usage.
 

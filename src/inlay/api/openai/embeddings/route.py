@@ -14,7 +14,7 @@ from inlay.api.openai.embeddings.file_answer import file_answer
 from inlay.api.openai.embeddings.gathering import (
     Array,
     Gathered,
-    Wanted,
+    WantedOutputs,
     activated,
     embedding_card,
     first_output,
@@ -73,7 +73,7 @@ class EmbeddingsPlan(NamedTuple):
     """
 
     encoding: Encoding
-    wanted: Wanted
+    wanted: WantedOutputs
     make: Callable[[Sequence[Gathered], About], EmbeddingAnswer | list[NewVectors]]
     role: str | None = None
 
@@ -160,7 +160,7 @@ def _embeddings(
     outputs = [card.output(name, model.name) for name in names if name != "dense"]
     floats = encoding.format == "float" and "tokens" in names
     most = MOST_NUMBERS if floats else None
-    wanted = Wanted(names, encoding.element_bytes, request.max_active or 0, most)
+    wanted = WantedOutputs(names, encoding.element_bytes, request.max_active or 0, most)
 
     def make(found: Sequence[Gathered], about: About) -> EmbeddingAnswer:
         items, vectors = about_inputs(found), None
@@ -312,7 +312,7 @@ def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) ->
     if name in ("tokens", "token_labels"):
         encoding.check_json()
     floats = encoding.format == "float" and name == "tokens"
-    wanted = Wanted((name,), encoding.element_bytes, most=MOST_NUMBERS if floats else None)
+    wanted = WantedOutputs((name,), encoding.element_bytes, most=MOST_NUMBERS if floats else None)
 
     def make(found: Sequence[Gathered], about: About) -> EmbeddingAnswer:
         items, about = about_inputs(found), replace(about, kind="pooling")
@@ -365,7 +365,7 @@ def _classified(
         return EmbeddingAnswer(_encode(response), JSON_HEADER)
 
     encoding = Encoding()
-    return EmbeddingsPlan(encoding, Wanted(("labels",), encoding.element_bytes), make)
+    return EmbeddingsPlan(encoding, WantedOutputs(("labels",), encoding.element_bytes), make)
 
 
 def _classes(index: int, probs: Array, card: EmbeddingCard) -> ClassificationData:

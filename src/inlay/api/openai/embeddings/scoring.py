@@ -12,7 +12,7 @@ import msgspec
 from inlay.api.fields import answer_id, check_common
 from inlay.api.openai.embeddings.gathering import (
     Gathered,
-    Wanted,
+    WantedOutputs,
     activated,
     check_count,
     embedding_card,
@@ -158,7 +158,7 @@ async def _scores(
         second.param,
         _clips(request, model.max_len),
     )
-    gathered, usage = await gather(call, model, request, pairs, Wanted(("labels",), 0))
+    gathered, usage = await gather(call, model, request, pairs, WantedOutputs(("labels",), 0))
     logits = stacked(gathered, "labels")
     scores: list[float] = activated(logits, card.activation, request.use_activation)[:, 0].tolist()
     return scores, usage
@@ -194,7 +194,7 @@ async def _similarities(
     gathered: list[Gathered] = []
     usage = TextsUsage(0, 0)
     if len(inputs):
-        gathered, usage = await gather(call, model, request, inputs, Wanted((name,), 0))
+        gathered, usage = await gather(call, model, request, inputs, WantedOutputs((name,), 0))
     output = next((each for each in card.outputs if each.name == name), None)
 
     def bundles() -> tuple[list[Bundle], list[Bundle]]:

@@ -18,7 +18,7 @@ from inlay.api.openai.embeddings.encoding import (
     Encoding,
     json_answer,
 )
-from inlay.api.openai.embeddings.gathering import Gathered, Wanted
+from inlay.api.openai.embeddings.gathering import Gathered, WantedOutputs
 from inlay.api.openai.embeddings.outputs import about_inputs, comparable
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
 from inlay.base.at_most import at_most
@@ -86,7 +86,7 @@ class DocumentFiles:
         self._role = role
         self._metadata = _bound_to(model) | {"role": role, "model": model.name}
         size = np.dtype(DTYPES[self._encoding.dtype]).itemsize
-        self.wanted = Wanted(names, size, request.max_active or 0)
+        self.wanted = WantedOutputs(names, size, request.max_active or 0)
 
     def __call__(self, found: Sequence[Gathered], _: About) -> list[NewVectors]:
         """Return the file of each input. CPU work.

@@ -12,7 +12,7 @@ _MAX_TEXT = 4096
 _TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
 
 
-class Wanted(NamedTuple):
+class TranscriptionForm(NamedTuple):
     """A request, as its form has it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
     max_tokens: int | None
 
 
-def wanted(form: FieldForm, task: Task) -> Wanted:
+def wanted(form: FieldForm, task: Task) -> TranscriptionForm:
     """Read a form.
 
     Raises:
@@ -87,7 +87,7 @@ def wanted(form: FieldForm, task: Task) -> Wanted:
         raise InvalidRequestError(
             f"prompt has {len(prompt)} characters; at most {_MAX_TEXT}", param="prompt"
         )
-    return Wanted(
+    return TranscriptionForm(
         task,
         form.text("model") or None,
         language,

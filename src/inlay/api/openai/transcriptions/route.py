@@ -17,7 +17,7 @@ from inlay.api.openai.schema.transcriptions import (
     Transcription,
     TranscriptionUsage,
 )
-from inlay.api.openai.transcriptions.form import Wanted, wanted
+from inlay.api.openai.transcriptions.form import TranscriptionForm, wanted
 from inlay.base.errors import InlayError, InvalidRequestError, Path
 from inlay.http.asgi import Message
 from inlay.http.errors import error_json, internal_error
@@ -123,7 +123,7 @@ def _most(geometry: AudioFrames | AudioChunks) -> int:
     return geometry.chunk if isinstance(geometry, AudioChunks) else geometry.max_samples
 
 
-def _body(request: Wanted, model: str, piece: _Piece, *, stream: bool) -> bytes:
+def _body(request: TranscriptionForm, model: str, piece: _Piece, *, stream: bool) -> bytes:
     told = [_TOLD[request.task]]
     if request.language is not None:
         told.append(f"The language is {request.language}.")
@@ -149,7 +149,9 @@ def _body(request: Wanted, model: str, piece: _Piece, *, stream: bool) -> bytes:
     return msgspec.json.encode(body)
 
 
-async def _all(call: Call, request: Wanted, model: str, pieces: list[_Piece]) -> list[_Heard]:
+async def _all(
+    call: Call, request: TranscriptionForm, model: str, pieces: list[_Piece]
+) -> list[_Heard]:
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one(piece: _Piece) -> _Heard:
@@ -168,7 +170,7 @@ async def _all(call: Call, request: Wanted, model: str, pieces: list[_Piece]) ->
 
 
 async def _hear(
-    call: Call, request: Wanted, model: str, piece: _Piece
+    call: Call, request: TranscriptionForm, model: str, piece: _Piece
 ) -> AsyncIterator[str | _Heard]:
     """Yield the text of a piece as it is written, then all of it. Raises `InlayError`."""
     client = call.reservation.client
@@ -227,7 +229,7 @@ def _in_form(path: Path) -> Path:
     return (_FIELDS[path[0]],) if path and path[0] in _FIELDS else path
 
 
-async def _stream(call: Call, request: Wanted, model: str, pieces: list[_Piece]) -> None:
+async def _stream(call: Call, request: TranscriptionForm, model: str, pieces: list[_Piece]) -> None:
     stream = EventStream(call.send, UNNAMED, call.exchange)
     heard: list[_Heard] = []
     said = ""
@@ -244,7 +246,7 @@ async def _stream(call: Call, request: Wanted, model: str, pieces: list[_Piece])
 
 async def _write(
     call: Call,
-    request: Wanted,
+    request: TranscriptionForm,
     model: str,
     pieces: list[_Piece],
     stream: EventStream,
@@ -273,7 +275,9 @@ def _usage(heard: list[_Heard]) -> TranscriptionUsage:
     return TranscriptionUsage(given, made, given + made)
 
 
-async def _shown(call: Call, request: Wanted, pieces: list[_Piece], heard: list[_Heard]) -> None:
+async def _shown(
+    call: Call, request: TranscriptionForm, pieces: list[_Piece], heard: list[_Heard]
+) -> None:
     text = " ".join(one.text for one in heard if one.text)
     match request.form:
         case "json":

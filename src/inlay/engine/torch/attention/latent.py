@@ -17,7 +17,7 @@ from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.weights.latent import LatentWeights
 
 
-class _Part(NamedTuple):
+class _AlikeSequences(NamedTuple):
     """Sequences of a batch that attend in one way.
 
     Attributes:
@@ -56,7 +56,7 @@ class LatentAttention:
         self._batch = batch
         self._absorbed = absorbed
         self._expanded = expanded
-        self._parts: list[_Part] = []
+        self._parts: list[_AlikeSequences] = []
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -93,7 +93,7 @@ class LatentAttention:
             out.index_copy_(0, part.rows, found)
         return cast("Tensor", out)
 
-    def _plan(self, latent: LatentWeights) -> Iterator[_Part]:
+    def _plan(self, latent: LatentWeights) -> Iterator[_AlikeSequences]:
         """Divide the batch; the same for all layers, whose sizes are the same."""
         batch = self._batch
         lengths = zip(batch.counts, batch.contexts, strict=True)
@@ -105,11 +105,11 @@ class LatentAttention:
         for way in sorted(set(ways)):
             make = self._absorbed if expanded is None or not way else expanded
             if way == all(ways) == any(ways):
-                yield _Part(None, _adapted(batch), make(batch), way)
+                yield _AlikeSequences(None, _adapted(batch), make(batch), way)
                 continue
             chunks = [chunk for chunk, own in enumerate(ways) if own is way]
             rows, part = batch.only(chunks)
-            yield _Part(rows, _adapted(part), make(part), way)
+            yield _AlikeSequences(rows, _adapted(part), make(part), way)
 
 
 def _adapted(batch: Batch) -> list[tuple[int, Tensor]]:

@@ -71,7 +71,7 @@ def _compute(module: Any, hidden_states: Tensor, states: Recurrence, **_: Any) -
     return states.compute(module, hidden_states)
 
 
-class _Run(NamedTuple):
+class _PositionRun(NamedTuple):
     """Positions of B sequences, L of each, within one page of each if their states are kept.
 
     Attributes:
@@ -87,7 +87,7 @@ class _Run(NamedTuple):
     write: Tensor | None
 
 
-class _Inputs(NamedTuple):
+class _RuleInputs(NamedTuple):
     """Inputs of a layer's rule at T positions.
 
     Attributes:
@@ -100,9 +100,9 @@ class _Inputs(NamedTuple):
     decay: Tensor
     strength: Tensor
 
-    def at(self, rows: slice | Tensor) -> "_Inputs":
+    def at(self, rows: slice | Tensor) -> "_RuleInputs":
         """Return those of some positions."""
-        return _Inputs(self.channels[rows], self.decay[rows], self.strength[rows])
+        return _RuleInputs(self.channels[rows], self.decay[rows], self.strength[rows])
 
 
 class RecurrentStates:
@@ -130,13 +130,13 @@ class RecurrentStates:
         ]
         self._uncertain = upload(torch.tensor(found), batch.slots.device) if found else None
         self._trials = list(_uncertain(batch, pages.page_size, batch.uncertain, keep=False))
-        self._inputs: dict[Any, _Inputs] = {}
+        self._inputs: dict[Any, _RuleInputs] = {}
 
     def compute(self, module: Any, hidden: Tensor) -> Tensor:
         """Compute as `Recurrence.compute`."""
         rule = DeltaRule.of(module)
         channels, gate, strength, decay = _projected(module, hidden)
-        inputs = _Inputs(channels, decay, strength)
+        inputs = _RuleInputs(channels, decay, strength)
         found = hidden.new_zeros(hidden.shape[1], rule.value_heads, rule.value_size)
         for run in self._runs:
             found[run.rows] = self._advance(module, run, inputs.at(run.rows))
@@ -157,7 +157,7 @@ class RecurrentStates:
             for run in runs:
                 self._advance(module, run, inputs.at(run.rows))
 
-    def _advance(self, module: Any, run: _Run, inputs: _Inputs) -> Tensor:
+    def _advance(self, module: Any, run: _PositionRun, inputs: _RuleInputs) -> Tensor:
         """Compute the positions of `run` from its inputs: [B * L, V, E]."""
         group = self._pages.groups[module.layer_idx]
         read, write = run.read[group], None if run.write is None else run.write[group]
@@ -240,7 +240,7 @@ def _certain(batch: "Batch") -> list[int]:
     ]
 
 
-def _single(batch: "Batch", size: int) -> Iterator[_Run]:
+def _single(batch: "Batch", size: int) -> Iterator[_PositionRun]:
     """Yield the chunks with one certain position, if there are any, with pages of `size`."""
     chunks = [chunk for chunk, count in enumerate(_certain(batch)) if count == 1]
     if not chunks:
@@ -255,21 +255,23 @@ def _single(batch: "Batch", size: int) -> Iterator[_Run]:
     pages = ((positions - 1).clamp_(min=0) // size)[None, :, None].expand(len(table), -1, 1)
     # The null page has the state of nothing, which is zero.
     read = table.gather(2, pages)[..., 0] * (positions > 0)
-    yield _Run(rows, 1, read.long(), batch.slots[:, rows] // size)
+    yield _PositionRun(rows, 1, read.long(), batch.slots[:, rows] // size)
 
 
-def _several(batch: "Batch", size: int) -> Iterator[_Run]:
+def _several(batch: "Batch", size: int) -> Iterator[_PositionRun]:
     """Yield the certain parts of the others, divided by pages."""
     first = 0
     for chunk, (count, certain) in enumerate(zip(batch.counts, _certain(batch), strict=True)):
         start = batch.contexts[chunk] - count
         for at, stop in _by_page(start, start + certain, size) if certain > 1 else ():
             rows = slice(first + at - start, first + stop - start)
-            yield _Run(rows, stop - at, *_pages_of(batch, [(chunk, at)], size))
+            yield _PositionRun(rows, stop - at, *_pages_of(batch, [(chunk, at)], size))
         first += count
 
 
-def _uncertain(batch: "Batch", size: int, counts: Sequence[int], *, keep: bool) -> Iterator[_Run]:
+def _uncertain(
+    batch: "Batch", size: int, counts: Sequence[int], *, keep: bool
+) -> Iterator[_PositionRun]:
     """Yield the first `counts` uncertain positions of each chunk, equally many of some together.
 
     Rows are numbers among uncertain positions. Those whose states are kept are divided by pages.
@@ -287,7 +289,7 @@ def _uncertain(batch: "Batch", size: int, counts: Sequence[int], *, keep: bool) 
     for (_, length), members in sorted(turns.items()):
         rows = torch.tensor([row + place for _, _, row in members for place in range(length)])
         read, write = _pages_of(batch, [(chunk, at) for chunk, at, _ in members], size)
-        yield _Run(upload(rows, batch.slots.device), length, read, write if keep else None)
+        yield _PositionRun(upload(rows, batch.slots.device), length, read, write if keep else None)
 
 
 def _by_page(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:

@@ -45,7 +45,7 @@ On an idle core the limits of a trial allow two, and nearly all take less than 0
 """
 
 
-class _Key(NamedTuple):
+class _GrammarKey(NamedTuple):
     kind: GrammarKind
     source: str
     loose: tuple[str, ...]
@@ -89,7 +89,9 @@ class Grammars:
         # Apart from those that compile: what has been compiled does not wait.
         self._threads = ThreadPoolExecutor(1, "inlay-grammar-state", initializer=yield_to_others)
         self._lock = threading.Lock()
-        self._kept: LruBytes[_Key, SharedTask[_Compiled]] = LruBytes(MAX_KEPT_BYTES, _num_bytes)
+        self._kept: LruBytes[_GrammarKey, SharedTask[_Compiled]] = LruBytes(
+            MAX_KEPT_BYTES, _num_bytes
+        )
         self._tokenizer = self._threads.submit(tokenizer_of, path, eos_token_ids)
         self._trials = TrialProcess(path, eos_token_ids)
 
@@ -118,7 +120,7 @@ class Grammars:
         Raises:
             OverloadedError: the engine is closing.
         """
-        key = _Key(grammar.kind, grammar.source, grammar.loose, salt)
+        key = _GrammarKey(grammar.kind, grammar.source, grammar.loose, salt)
         with self._lock:
             job = self._job(key)
             self._turns.submit(job, client)
@@ -168,7 +170,7 @@ class Grammars:
         else:
             waiting.state.set_result(state)
 
-    def _job(self, key: "_Key") -> SharedTask[_Compiled]:
+    def _job(self, key: "_GrammarKey") -> SharedTask[_Compiled]:
         found = self._kept.get(key)
         if found is None:
             grammar = Grammar(key.kind, key.source, loose=key.loose)
@@ -178,7 +180,9 @@ class Grammars:
             found.done.add_done_callback(partial(self._compiled, key, found))
         return found
 
-    def _compiled(self, key: "_Key", job: SharedTask[_Compiled], done: "Future[_Compiled]") -> None:
+    def _compiled(
+        self, key: "_GrammarKey", job: SharedTask[_Compiled], done: "Future[_Compiled]"
+    ) -> None:
         """Keep what a grammar is, and no failure of the machine: the next request tries again."""
         error = done.exception()
         with self._lock:
@@ -198,7 +202,7 @@ class Grammars:
         return _Compiled(matcher, checked.num_bytes)
 
 
-def _num_bytes(key: _Key, job: SharedTask[_Compiled]) -> int:
+def _num_bytes(key: _GrammarKey, job: SharedTask[_Compiled]) -> int:
     """Memory of a grammar that is kept; before it is compiled, of its source."""
     compiled = job.done.done() and job.done.exception() is None
     size = len(key.source) + (job.done.result().num_bytes if compiled else 0)

@@ -36,7 +36,7 @@ _BATCH_PIXELS = 4 << 20
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
+class _ReadyItem:
     """An item whose tower inputs are ready."""
 
     kind: str
@@ -105,7 +105,7 @@ class MediaEncoder:
         self._long = ThreadPoolExecutor(DECODING_THREADS, "inlay-long-media")
         self._long_turns = Slots(DECODING_THREADS)
         self._encoder = ThreadPoolExecutor(1, "inlay-tower")
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_ReadyItem] = deque()
         self._running: asyncio.Task[None] | None = None
 
     async def rows(
@@ -199,7 +199,7 @@ class MediaEncoder:
                 inputs = await in_thread(self._long, plan.read)
             else:
                 inputs = await self._decoders.run(client, priority, plan.read)
-            waiting = _Waiting(run.kind, inputs, run.total, plan.pixels)
+            waiting = _ReadyItem(run.kind, inputs, run.total, plan.pixels)
             self._queue.append(waiting)
             if self._running is None or self._running.done():
                 self._running = asyncio.create_task(self._run(tower))
@@ -241,8 +241,8 @@ class MediaEncoder:
                 else:
                     waiting.done.set_result(result)
 
-    def _batch(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
+    def _batch(self) -> list[_ReadyItem]:
+        batch: list[_ReadyItem] = []
         pixels = 0
         while self._queue:
             first = self._queue[0]

@@ -17,7 +17,7 @@ from inlay.engine.torch.pages.host_memory import HostPages
 from inlay.engine.torch.pages.tier_events import Tell, TierEvents
 from inlay.messages.card import Stats
 from inlay.messages.routing import Priced
-from inlay.store.background import Background
+from inlay.store.background import BackgroundThread
 
 MAX_QUEUED_BYTES = 64 << 20
 """Of evicted pages that wait to be kept; pages that come meanwhile are not kept."""
@@ -86,7 +86,7 @@ class PageTiers:
         self._lock = threading.Lock()
         self._queued = 0
         self._closed = False
-        self._background = Background("inlay-pages")
+        self._background = BackgroundThread("inlay-pages")
         self._readers = ThreadPoolExecutor(_MAX_READS, "inlay-page-reads")
 
     @property

@@ -24,7 +24,7 @@ Bits = NDArray[np.uint8]
 """(B,): one bit for each id of the vocabulary, lowest first; set where it is allowed."""
 
 
-class _Compiled:
+class _ConstraintArrays:
     """The constraints of one sequence as arrays, built once.
 
     A step does not iterate over them in Python.
@@ -126,7 +126,7 @@ class Constraints:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
-        self._compiled: dict[int, _Compiled] = {}
+        self._compiled: dict[int, _ConstraintArrays] = {}
 
     def kept(self) -> Set[int]:
         """The `id()` of each sequence with stored arrays."""
@@ -136,11 +136,11 @@ class Constraints:
         """Drop the arrays of `sequence`."""
         self._compiled.pop(id(sequence), None)
 
-    def _of(self, sequence: Sequence) -> _Compiled | None:
+    def _of(self, sequence: Sequence) -> _ConstraintArrays | None:
         """Return the constraints of `sequence`; None if it has none, or only a grammar."""
         compiled = self._compiled.get(id(sequence))
         if compiled is None and _constrains(sequence.sampling):
-            compiled = _Compiled(sequence, self._vocab_size, self._eos_token_ids)
+            compiled = _ConstraintArrays(sequence, self._vocab_size, self._eos_token_ids)
             self._compiled[id(sequence)] = compiled
         return compiled
 

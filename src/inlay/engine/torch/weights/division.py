@@ -78,7 +78,7 @@ def head_of(model: Any) -> Any:
     return head
 
 
-class _Rows(nn.Module):
+class _HeadRows(nn.Module):
     """Product with some rows of a head, in float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -132,7 +132,7 @@ class NamedHead:
             weight, bias = self._rows(ids), None if self._bias is None else self._bias[ids]
             assert weight is not None, "`of` has found rows"
             head = copy.copy(self._head)
-            head._modules = {**head._modules, self._name: _Rows(weight, bias)}
+            head._modules = {**head._modules, self._name: _HeadRows(weight, bias)}
             logits: Tensor = head(inputs_embeds=hidden.float()[None]).logits[0]
         return logits.float()
 

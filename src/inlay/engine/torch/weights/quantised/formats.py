@@ -138,13 +138,15 @@ class _Files:
             )
         return tensor
 
-    def found(self, lasts: Iterator[str], read: Callable[["_Module"], Codes]) -> QuantisedFiles:
+    def found(
+        self, lasts: Iterator[str], read: Callable[["_ModuleTensors"], Codes]
+    ) -> QuantisedFiles:
         parts = frozenset(f"{self.module}.{last}" for last in lasts if self.has(last))
-        return QuantisedFiles(parts, lambda tensor: read(_Module(tensor, self.module)))
+        return QuantisedFiles(parts, lambda tensor: read(_ModuleTensors(tensor, self.module)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Module:
+class _ModuleTensors:
     """Reads tensors of one module by the last part of their names."""
 
     read: Read
@@ -172,7 +174,7 @@ def _whole(scheme: Scheme, files: _Files) -> QuantisedFiles:
     if has_zeros:
         files.check("weight_zero_point", ("I8",), files.check(last, _SCALES).shape)
 
-    def read(tensor: _Module) -> Codes:
+    def read(tensor: _ModuleTensors) -> Codes:
         kind = QuantKind.INT8 if weight.dtype == "I8" else QuantKind.FP8
         scales = _by_rows(tensor(last), rows, block[0])
         zeros = None
@@ -215,7 +217,7 @@ def _packed(files: _Files) -> QuantisedFiles:
         files.check("weight_zero_point", ("I32",), *shapes)
     ordered = files.has("weight_g_idx")
 
-    def read(tensor: _Module) -> Codes:
+    def read(tensor: _ModuleTensors) -> Codes:
         shape = tuple(tensor("weight_shape").tolist())
         bits = next((b for b in (4, 8) if shape == (rows, words * 32 // b)), None)
         if bits is None:
@@ -251,7 +253,7 @@ def _awq(scheme: Scheme, files: _Files) -> QuantisedFiles:
     files.check("qzeros", ("I32",), (groups, outputs // 8))
     files.check("scales", _SCALES, (groups, outputs))
 
-    def read(tensor: _Module) -> Codes:
+    def read(tensor: _ModuleTensors) -> Codes:
         codes = _unpack(tensor("qweight"), 4, _AWQ_PLACES).T
         zeros = _unpack(tensor("qzeros"), 4, _AWQ_PLACES).T.int() - 8
         return _placed(QuantKind.INT4, codes, tensor("scales").T, zeros, group, None)
@@ -274,7 +276,7 @@ def _gptq(scheme: Scheme, files: _Files) -> QuantisedFiles:
     ones -= (ones >> 31) << 32
     kind, middle = (QuantKind.INT4, 8) if scheme.bits == 4 else (QuantKind.INT8, 128)
 
-    def read(tensor: _Module) -> Codes:
+    def read(tensor: _ModuleTensors) -> Codes:
         stored = tensor("qzeros")
         zeros = _unpack(stored + ones if scheme.zeros_less_one else stored, scheme.bits)
         codes = _unpack(tensor("qweight").T, scheme.bits)
