@@ -33,7 +33,7 @@ _SAMPLES = 3
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadShare:
     """The share that one attacker read.
 
     Attributes:
@@ -91,7 +91,7 @@ class Audited:
     """
 
     transform: str
-    reads: tuple[Read, ...]
+    reads: tuple[ReadShare, ...]
     left_out: dict[str, str]
     not_run: tuple[str, ...]
     worst: dict[str, Worst]
@@ -236,7 +236,7 @@ class Audit:
         found = [self._shares(each.counts) for each in tried]
         wide = [self._shares(each.counts, len(tried)) for each in tried]
         reads = tuple(
-            Read(
+            ReadShare(
                 each.attacker,
                 each.knows,
                 mine,

@@ -17,7 +17,7 @@ from inlay.cli import main
 from inlay.cli.process import Console
 from inlay.client import EmbeddedPrompt, PromptEmbedder, Uploader
 from inlay_tools.chat.answer import ChatReply
-from inlay_tools.chat.conversation import Conversation
+from inlay_tools.chat.conversation import Transcript
 from inlay_tools.chat.screen import Interrupts, Screen
 from inlay_tools.chat.session import Session
 from inlay_tools.http_client import HttpClient, RemoteServer
@@ -349,7 +349,7 @@ def test_ctrl_c_takes_effect_within_what_has_come_at_once() -> None:
         server = await asyncio.start_server(served, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         client = HttpClient(RemoteServer(url))
-        conversation = Conversation(ChatSettings(), "tiny")
+        conversation = Transcript(ChatSettings(), "tiny")
         session = Session(conversation, client, Uploader(url), screen)
         asking = asyncio.create_task(session.answer("hello", ChatReply()))
         with pytest.raises(asyncio.CancelledError):

@@ -22,7 +22,7 @@ from inlay_tools.plan.fleet import (
     WARM_UP,
     Asked,
     Demand,
-    Outcome,
+    FleetTimes,
     PaperFleet,
     StepTimes,
     requests_of,
@@ -80,7 +80,7 @@ class SteppingEcho(EchoEngine):
         self._schedule()
 
 
-async def served(settings: EngineSettings, workers: int, asked: Sequence[Asked]) -> Outcome:
+async def served(settings: EngineSettings, workers: int, asked: Sequence[Asked]) -> FleetTimes:
     """What clients of a router before so many real workers see."""
     plane = await DirectPlane.around(*(SteppingEcho(settings, SECRET) for _ in range(workers)))
     clock = asyncio.get_running_loop().time
@@ -107,7 +107,7 @@ async def served(settings: EngineSettings, workers: int, asked: Sequence[Asked])
 
     await asyncio.gather(*(client(number, one) for number, one in enumerate(asked)))
     await plane.close()
-    return Outcome(float(np.percentile(first, 95)), float(np.percentile(gaps, 95)), 0.0)
+    return FleetTimes(float(np.percentile(first, 95)), float(np.percentile(gaps, 95)), 0.0)
 
 
 @pytest.fixture

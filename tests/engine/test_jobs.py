@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from inlay.base.errors import EngineError, InlayError
 from inlay.messages.request import FinishReason, Request, Task
-from inlay_stages.engines.jobs import Jobs
+from inlay_stages.engines.jobs import EngineJobs
 from inlay_stages.params import Diffusion
 
 
@@ -18,7 +18,7 @@ class Work:
 
 
 async def test_an_attempt_that_has_ended_takes_no_further_one_with_it() -> None:
-    jobs: Jobs[Work] = Jobs(4, "it was made")
+    jobs: EngineJobs[Work] = EngineJobs(4, "it was made")
     params = Diffusion(width=8, height=8, steps=1)
     first, second = (
         Work(Request(id="r", attempt=attempt, task=Task.STAGE, prompts=(), params=params))

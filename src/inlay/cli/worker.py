@@ -87,7 +87,7 @@ async def _host(settings: WorkerSettings, stage: Stage | None, console: Console)
     ranks = ranks_of(settings.engine, os.environ)
     together = RestartGroup() if tied(settings.engine) else None
     stop, at_once = asyncio.Event(), asyncio.Event()
-    places: list[_Place] = []
+    places: list[_RunningEngine] = []
     async with AsyncExitStack() as undo:
         await undo.enter_async_context(
             health_port(
@@ -122,7 +122,7 @@ async def _host(settings: WorkerSettings, stage: Stage | None, console: Console)
         )
 
 
-class _Place(NamedTuple):
+class _RunningEngine(NamedTuple):
     """One engine of this process."""
 
     worker: NatsWorker
@@ -139,7 +139,7 @@ async def _place(
     on_drain: Callable[[], None],
     console: Console,
     undo: AsyncExitStack,
-) -> _Place:
+) -> _RunningEngine:
     """Join the fleet and start the engine of `rank`; `undo` ends both."""
     member = await Member.join(settings.fleet, "worker")
     undo.push_async_callback(member.leave)
@@ -192,7 +192,7 @@ async def _place(
         f"{settings.fleet.shown_urls}: {'' if stage is None else f'stage {stage.name}: '}"
         f"loading {served.model} with the {served.engine} engine{_of(rank)}"
     )
-    return _Place(worker, running)
+    return _RunningEngine(worker, running)
 
 
 def _listen(settings: WorkerSettings, index: int) -> Listen:

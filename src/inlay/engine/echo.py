@@ -40,7 +40,7 @@ from inlay.tensors.checkpoint import config_of
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _EchoedRequest:
     request: Request
     emit: Emit
     ids: "cycle[int]"
@@ -69,7 +69,7 @@ class EchoEngine:
         self._settings = settings
         self._secret = secret
         self._card: ModelCard | None = None
-        self._shell: EngineShell[_Running] = EngineShell()
+        self._shell: EngineShell[_EchoedRequest] = EngineShell()
         self._stepping: asyncio.Handle | None = None
         self._generated = 0
         self._prompted = 0
@@ -153,7 +153,7 @@ class EchoEngine:
         ids = cycle(_answer(request.prompt, self._secret, self.card.vocab_size))
         skipped = len(request.prior_output)
         next(islice(ids, skipped, skipped), None)  # skip what an earlier attempt has sent
-        self._shell.add(_Running(request, emit, ids, skipped))
+        self._shell.add(_EchoedRequest(request, emit, ids, skipped))
         self._prompted += length
         self._schedule()
 
@@ -185,7 +185,7 @@ class EchoEngine:
             self._emit_one(running)
         self._schedule()
 
-    def _emit_one(self, running: _Running) -> None:
+    def _emit_one(self, running: _EchoedRequest) -> None:
         request, sampling = running.request, running.request.sampling
         id_ = next(running.ids)
         first = running.emitted == len(request.prior_output)

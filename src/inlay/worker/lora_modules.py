@@ -14,7 +14,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.messages.commands import LoadAdapter
 
 
-class _Module(msgspec.Struct, forbid_unknown_fields=True):
+class _NamedAdapter(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     path: str
     base_model_name: str | None = None
@@ -42,7 +42,7 @@ def read_modules(path: Path) -> list[LoadAdapter]:
     import yaml
 
     try:
-        said = msgspec.convert(yaml.safe_load(path.read_text("utf-8")) or [], list[_Module])
+        said = msgspec.convert(yaml.safe_load(path.read_text("utf-8")) or [], list[_NamedAdapter])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise InvalidRequestError(
             f"{path}: a list of name, path and sha256 is wanted: {' '.join(str(error).split())}",
@@ -123,7 +123,7 @@ def _check_files(order: LoadAdapter, settings: EngineSettings, allowed: AllowedS
 def _parsed(module: str) -> LoadAdapter:
     if module.lstrip().startswith("{"):
         try:
-            said = msgspec.json.decode(module, type=_Module)
+            said = msgspec.json.decode(module, type=_NamedAdapter)
         except msgspec.DecodeError as error:
             raise InvalidRequestError(
                 "a LoRA module as JSON has name and path, and may have base_model_name and "

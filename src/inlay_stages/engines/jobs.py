@@ -15,7 +15,7 @@ _BACKLOG = 8
 J = TypeVar("J", bound=Job)
 
 
-class Jobs(Generic[J]):
+class EngineJobs(Generic[J]):
     """The requests that have not ended, and the turns of those for which something can be done.
 
     On the event loop.

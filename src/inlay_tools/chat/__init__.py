@@ -18,7 +18,7 @@ from inlay.cli.command import UsageError
 from inlay.cli.process import Console
 from inlay.client import PromptEmbedder, Uploader
 from inlay_tools.chat.answer import ChatReply
-from inlay_tools.chat.conversation import Conversation
+from inlay_tools.chat.conversation import Transcript
 from inlay_tools.chat.own_server import own_server, serve_settings
 from inlay_tools.chat.prompting import Prompting, history_file
 from inlay_tools.chat.screen import Screen
@@ -59,7 +59,7 @@ def run(settings: ChatSettings, extra_args: Sequence[str]) -> int:
         model = runner.run(served_model(client, settings.model_name))
         console = Console(sys.stdout, sys.stderr)
         session = Session(
-            Conversation(settings, model.name, settings.system_prompt),
+            Transcript(settings, model.name, settings.system_prompt),
             client,
             Uploader(server.url, server.api_key),
             Screen(console),

@@ -32,7 +32,7 @@ class ConversationMessage:
 
 
 @dataclass
-class Conversation:
+class Transcript:
     """The messages so far, and the files of the next one.
 
     Attributes:

@@ -14,7 +14,7 @@ from inlay.cli.process import columns, waiting
 from inlay.client import PromptEmbedder, Uploader
 from inlay_tools.chat.answer import ChatReply, streamed
 from inlay_tools.chat.attachment import attachment
-from inlay_tools.chat.conversation import Conversation, ConversationMessage
+from inlay_tools.chat.conversation import ConversationMessage, Transcript
 from inlay_tools.chat.prompting import Prompting
 from inlay_tools.chat.screen import Interrupts, Screen
 from inlay_tools.http_client import HttpClient
@@ -47,7 +47,7 @@ class Session:
         embedder: reads rows as tokens for `/rows`, or None where the model's files are not known.
     """
 
-    conversation: Conversation
+    conversation: Transcript
     client: HttpClient
     uploader: Uploader
     screen: Screen

@@ -18,7 +18,7 @@ from inlay.cli.process import Console, waiting
 from inlay_tools.bench.metrics import bounds_of
 from inlay_tools.files import read
 from inlay_tools.http_client import HttpClient, server_of
-from inlay_tools.plan.fleet import Demand, Outcome, StepTimes
+from inlay_tools.plan.fleet import Demand, FleetTimes, StepTimes
 from inlay_tools.plan.measuring import measured
 from inlay_tools.plan.sizing import Sizing, Tried
 from inlay_tools.settings import PlanSettings
@@ -120,7 +120,7 @@ def _row(rate: float, found: Tried, fewer: Tried | None) -> PlanRow:
     )
 
 
-def _times(outcome: Outcome) -> dict[str, float]:
+def _times(outcome: FleetTimes) -> dict[str, float]:
     return {
         "p95_ttft_ms": round(outcome.first * 1000, 1),
         "p95_itl_ms": round(outcome.gap * 1000, 1),

@@ -93,7 +93,7 @@ def requests_of(demand: Demand, count: int, seed: int) -> list[Asked]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FleetTimes:
     """Times that clients of a fleet see: 95th percentiles, in seconds.
 
     Attributes:
@@ -185,7 +185,7 @@ class PaperFleet:
         self._handed: list[tuple[float, int]] = []
         self._counts_from = 0.0
 
-    def run(self, asked: Sequence[Asked]) -> Outcome:
+    def run(self, asked: Sequence[Asked]) -> FleetTimes:
         """Serve these requests."""
         self._counts_from = asked[int(len(asked) * WARM_UP)].at
         for one in asked:
@@ -197,7 +197,7 @@ class PaperFleet:
             act()
         first = float(np.percentile(self._first, 95)) + self._times.overhead
         sequences = [decoded for _, decoded in self._steps]
-        return Outcome(first, _p95(self._steps + self._handed), float(np.mean(sequences or 0)))
+        return FleetTimes(first, _p95(self._steps + self._handed), float(np.mean(sequences or 0)))
 
     def _at(self, when: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._number), act))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inlay_tools.plan.fleet import Demand, Outcome, PaperFleet, StepTimes, requests_of
+from inlay_tools.plan.fleet import Demand, FleetTimes, PaperFleet, StepTimes, requests_of
 
 MOST_WORKERS = 1024
 _NO_GAIN = 0.98
@@ -33,7 +33,7 @@ class Tried(NamedTuple):
 
     excess: float
     layout: FleetLayout
-    outcome: Outcome
+    outcome: FleetTimes
 
 
 @dataclass(frozen=True)

@@ -214,13 +214,13 @@ def test_only_the_columns_of_block_tables_in_use_are_copied(
     graphs = DecodeGraphs(
         loaded, loaded.new_pages(41, 16), BOUNDS, Capturing(), cuda_kernel.KERNELS
     )
-    fill = decode_graphs._Inputs.fill
+    fill = decode_graphs._GraphInputs.fill
 
-    def noted(inputs: decode_graphs._Inputs, host: decode_graphs._Inputs) -> None:
+    def noted(inputs: decode_graphs._GraphInputs, host: decode_graphs._GraphInputs) -> None:
         copied.append(host.block_table.shape[2])
         fill(inputs, host)
 
-    monkeypatch.setattr(decode_graphs._Inputs, "fill", noted)
+    monkeypatch.setattr(decode_graphs._GraphInputs, "fill", noted)
     long, short = PageRun([1, 2, 3]), PageRun([4])
     one = BatchItem([(40, Tokens([7]))], 40, 1, [long], True)
     other = BatchItem([(0, Tokens([7]))], 0, 1, [short], True)
@@ -377,7 +377,7 @@ def test_graphs_that_differ_from_launched_steps_are_not_used(
     right = Core(own, BOUNDS, SECRET, capture=Capturing())
     assert right.graphs is not None
     assert own.self_check is check
-    inputs = decode_graphs._Inputs
+    inputs = decode_graphs._GraphInputs
     monkeypatch.setattr(inputs, "fill", fault(inputs.fill))
     assert Core(own, BOUNDS, SECRET, capture=Capturing()).graphs is None
     assert "decoding runs without graphs: their logits differ by" in caplog.text

@@ -1,4 +1,4 @@
-"""`MediaEncoder`: batches, one computation for equal images, the byte budget, cancelling."""
+"""`TowerEncoder`: batches, one computation for equal images, the byte budget, cancelling."""
 
 import asyncio
 import queue
@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.decoding import DECODING_THREADS, in_thread
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.encoder import TowerEncoder
 from inlay.engine.torch.media.processing import ImageProcessor
 from inlay.engine.torch.media.readers import Inputs, PictureReader, Plan
 from inlay.engine.torch.media.tower import Arrays, Tower
@@ -66,10 +66,10 @@ def run_of(seed: int) -> Media:
 @asynccontextmanager
 async def started(
     memory: int = 1 << 30, places: int = 16
-) -> AsyncIterator[tuple[MediaEncoder, Watched]]:
+) -> AsyncIterator[tuple[TowerEncoder, Watched]]:
     tower = Watched()
     processor = ImageProcessor(vision(FAMILY), AutoConfig.from_pretrained(vision(FAMILY)))
-    encoder = MediaEncoder(
+    encoder = TowerEncoder(
         tower,
         {"image": PictureReader(processor, spec(FAMILY))},
         spec(FAMILY),
@@ -86,7 +86,7 @@ async def started(
         await encoder.close()
 
 
-async def settled(encoder: MediaEncoder) -> None:
+async def settled(encoder: TowerEncoder) -> None:
     """Let everything happen that does not wait for the tower."""
     for _ in range(4):
         await in_thread(encoder._headers, int)
@@ -204,7 +204,7 @@ async def test_a_picture_waits_for_those_that_are_decoded_and_for_no_others_of_a
     tower = Watched()
     processor = ImageProcessor(vision(FAMILY), AutoConfig.from_pretrained(vision(FAMILY)))
     slow = Slow(PictureReader(processor, spec(FAMILY)))
-    encoder = MediaEncoder(
+    encoder = TowerEncoder(
         tower,
         {"image": slow},
         spec(FAMILY),

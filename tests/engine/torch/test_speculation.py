@@ -22,7 +22,7 @@ from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.speculation.draft_model import DraftModel
-from inlay.engine.torch.speculation.ngram import NO_ID, History, NgramDrafter, lookup, text_of
+from inlay.engine.torch.speculation.ngram import NO_ID, NgramDrafter, TokenHistory, lookup, text_of
 from inlay.engine.torch.step import Core
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Sampling
@@ -338,7 +338,7 @@ def test_a_draft_is_what_followed_the_longest_equal_run(
 
 def test_a_history_has_no_ids_where_rows_stand_and_grows_with_the_output() -> None:
     sequence = sequence_of(Sampling(max_tokens=200), prompt=[4, 5])
-    history = History(sequence)
+    history = TokenHistory(sequence)
     assert (history.read(9), history.text) == (2, text_of([4, 5]))
     for id_ in range(100):
         sequence.append(id_)
@@ -348,7 +348,7 @@ def test_a_history_has_no_ids_where_rows_stand_and_grows_with_the_output() -> No
     request = make_request("a", mixed)
     sequence = Sequence(request, arrival=0)
     sequence.append(9)
-    history = History(sequence)
+    history = TokenHistory(sequence)
     while history.unread:
         assert history.read(4) > 0
     assert history.text == text_of([1, 2]) + 3 * NO_ID + text_of([3, 9])

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from inlay.base.errors import InvalidRequestError
 from inlay.base.pace import check_wanted
 from inlay.engine.decoding import DECODING_THREADS
-from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.encoder import TowerEncoder
 from inlay.engine.torch.media.processing import ImageProcessor
 from inlay.engine.torch.media.readers import Inputs, PictureReader, Plan
 from inlay.messages.prompt import Media
@@ -40,7 +40,7 @@ class Waiting:
 async def test_videos_that_take_long_keep_no_picture_waiting() -> None:
     tower, waiting = Watched(), Waiting()
     pictures = ImageProcessor(vision(FAMILY), AutoConfig.from_pretrained(vision(FAMILY)))
-    encoder = MediaEncoder(
+    encoder = TowerEncoder(
         tower,
         {"image": PictureReader(pictures, spec(FAMILY)), "video": waiting},
         spec(FAMILY),
@@ -83,7 +83,7 @@ async def test_a_video_whose_client_has_left_is_decoded_no_further() -> None:
             finally:
                 ended.set()
 
-    encoder = MediaEncoder(
+    encoder = TowerEncoder(
         tower,
         {"video": Endless()},
         spec(FAMILY),
@@ -102,7 +102,7 @@ async def test_a_video_whose_client_has_left_is_decoded_no_further() -> None:
 
 async def test_a_client_with_many_videos_leaves_a_place_to_the_next_client() -> None:
     tower, waiting = Watched(), Waiting()
-    encoder = MediaEncoder(
+    encoder = TowerEncoder(
         tower,
         {"video": waiting},
         spec(FAMILY),

@@ -13,7 +13,7 @@ from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.encoder import TowerEncoder
 from inlay.engine.torch.media.loading import encoder_of
 from inlay.messages.card import Limits, ModelCard
 from inlay.messages.digest import Secret
@@ -27,7 +27,7 @@ class LocalModel:
         self._settings = settings
         self._secret = secret
         self._encoder: Encoder | None = None
-        self._media: MediaEncoder | None = None
+        self._media: TowerEncoder | None = None
         self._thread = ComputeThread()
 
     async def start(self) -> LoadedEmbeddingModel:

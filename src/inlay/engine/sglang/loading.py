@@ -15,7 +15,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import capabilities, rooms
 from inlay.engine.sglang.arguments import server_args
 from inlay.engine.sglang.images import image_spec
-from inlay.engine.sglang.media import MediaInputs
+from inlay.engine.sglang.media import SglangInputs
 from inlay.engine.sglang.process import Process
 from inlay.engine.slots import PROBES
 from inlay.engine.weights import directory_of, for_other_engines, weights_id
@@ -46,7 +46,7 @@ class LoadedSglang(msgspec.Struct, frozen=True, kw_only=True):
     card: ModelCard
     admission: Admission
     seeded: bool
-    media: MediaInputs | None = None
+    media: SglangInputs | None = None
 
 
 async def load(process: Process, settings: EngineSettings, secret: Secret) -> LoadedSglang:
@@ -96,13 +96,13 @@ def rows_refused(model_type: object) -> str | None:
 
 def _media(
     process: Process, settings: EngineSettings, secret: Secret, directory: Path
-) -> MediaInputs | None:
+) -> SglangInputs | None:
     """The inputs of a model that takes images; None, with a line of the log, if not here."""
     try:
         spec = image_spec(settings, directory)
         if spec is None:
             return None
-        media = MediaInputs(process.client.mm_processor, spec, secret)
+        media = SglangInputs(process.client.mm_processor, spec, secret)
         media.check()
     except InlayError as error:
         log.warning("the model serves text alone, without images: %s", error.message)

@@ -87,7 +87,7 @@ class _SglangInput:
         return {"input_ids": self.ids, "cache_salt": salt, "image_data": [made]}
 
 
-class MediaInputs:
+class SglangInputs:
     """Makes SGLang's inputs of prompts with images and rows.
 
     Args:

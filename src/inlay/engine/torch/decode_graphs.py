@@ -86,7 +86,7 @@ class CudaCapture:
         return replay
 
 
-class _Inputs(NamedTuple):
+class _GraphInputs(NamedTuple):
     """Inputs of a graph: views of one int64 tensor, and the block tables.
 
     Attributes:
@@ -117,7 +117,7 @@ class _Inputs(NamedTuple):
         axes: int,
         *,
         pinned: bool = False,
-    ) -> "_Inputs":
+    ) -> "_GraphInputs":
         """Return zeros for `size` sequences of `width` pages and `axes` rotary positions."""
         sizes = [size, size, axes * size, groups * size, -(-size // 2)]
         memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device, pin_memory=pinned)
@@ -135,7 +135,7 @@ class _Inputs(NamedTuple):
             table,
         )
 
-    def fill(self, host: "_Inputs") -> None:
+    def fill(self, host: "_GraphInputs") -> None:
         """Copy inputs from the host, whose tables may be narrower. Does not wait."""
         self.memory.copy_(host.memory, non_blocking=True)
         # What is beyond is of earlier steps, and beyond the sequences' positions.
@@ -153,7 +153,7 @@ class _Graph(NamedTuple):
         replay: runs it.
     """
 
-    inputs: _Inputs
+    inputs: _GraphInputs
     step: Callable[[], None]
     replay: Callable[[], None]
 
@@ -268,9 +268,9 @@ class DecodeGraphs:
         graph.replay()
         return self._hidden[:count], self._logits[:count]
 
-    def _new_inputs(self, device: torch.device, size: int, width: int) -> _Inputs:
+    def _new_inputs(self, device: torch.device, size: int, width: int) -> _GraphInputs:
         on_gpu = self._model.device.type == "cuda"
-        return _Inputs.of(
+        return _GraphInputs.of(
             device,
             size,
             len(self._model.page_groups),
@@ -279,7 +279,7 @@ class DecodeGraphs:
             pinned=on_gpu and device.type == "cpu",
         )
 
-    def _filled(self, size: int, batch: Batch | None) -> _Inputs:
+    def _filled(self, size: int, batch: Batch | None) -> _GraphInputs:
         """Return the inputs of `size` sequences on the host: those of `batch`, then padding."""
         width = 1 if batch is None else batch.block_table.shape[2]
         host = self._new_inputs(torch.device("cpu"), size, width)
@@ -298,7 +298,7 @@ class DecodeGraphs:
         host.block_table[:, count:, 0] = self._pages.num_pages
         return host
 
-    def _step(self, inputs: _Inputs) -> Callable[[], None]:
+    def _step(self, inputs: _GraphInputs) -> Callable[[], None]:
         """Return the function that computes the outputs from `inputs`."""
         size = len(inputs.token_ids)
         batch, paged = _batch(inputs, self._pages, self._kernels)
@@ -327,7 +327,7 @@ def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -
     A step is rehearsed on meta tensors, without the kernels of attention: code that depends on data
     fails there.
     """
-    inputs = _Inputs.of(
+    inputs = _GraphInputs.of(
         model.device,
         2,
         len(model.page_groups),
@@ -347,7 +347,9 @@ def _axes(model: CausalModel) -> int:
     return model.rope_axes if model.rope_axes > 1 else 0
 
 
-def _batch(inputs: _Inputs, pages: Pages, kernels: CudaKernels) -> tuple[Batch, PagedAttention]:
+def _batch(
+    inputs: _GraphInputs, pages: Pages, kernels: CudaKernels
+) -> tuple[Batch, PagedAttention]:
     """Return the batch that views `inputs`, and its attention."""
     size = len(inputs.token_ids)
     device = inputs.memory.device

@@ -23,7 +23,7 @@ from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.provider import GrammarProvider
 from inlay.engine.torch.loading import admission_of, card_of, core_of, exchange_of
 from inlay.engine.torch.media.encode_requests import EncodeRequests
-from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.encoder import TowerEncoder
 from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.media.provider import MediaProvider
 from inlay.engine.torch.model import CausalModel
@@ -344,7 +344,7 @@ class TorchEngine:
             self._asked.discard(done)
 
     @property
-    def encoder(self) -> MediaEncoder | None:
+    def encoder(self) -> TowerEncoder | None:
         """The encoder of images; None while asleep, or if the model takes none."""
         return None if self._media is None else self._media.encoder
 

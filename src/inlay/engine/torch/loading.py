@@ -25,7 +25,7 @@ from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.decode_graphs import GRAPHS, CudaCapture
 from inlay.engine.torch.grammar.grammars import KINDS
-from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.encoder import TowerEncoder
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.needs import Need
 from inlay.engine.torch.pages.copying import PageSealer
@@ -273,7 +273,7 @@ def exchange_of(
 
 
 def admission_of(
-    settings: EngineSettings, core: Core, encoder: MediaEncoder | None = None
+    settings: EngineSettings, core: Core, encoder: TowerEncoder | None = None
 ) -> Admission:
     """Return the checks of requests for `core`, whose images `encoder` encodes."""
     model = core.model
@@ -293,7 +293,7 @@ def admission_of(
 
 
 def card_of(
-    settings: EngineSettings, core: Core, secret: Secret, encoder: MediaEncoder | None = None
+    settings: EngineSettings, core: Core, secret: Secret, encoder: TowerEncoder | None = None
 ) -> ModelCard:
     """Return the metadata of an engine around `core`, whose images `encoder` encodes."""
     model, bounds = core.model, core.bounds

@@ -36,7 +36,7 @@ from inlay.engine.torch.self_check.judgement import judge
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.self_check.shadow import shadow_of
-from inlay.engine.torch.self_check.shares import Shares
+from inlay.engine.torch.self_check.shares import ShareMessages
 from inlay.engine.torch.self_check.start import Steps, Subject, checked
 from inlay.engine.torch.tensor_parallel import commands
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
@@ -246,7 +246,7 @@ class CausalModel:
         def wrap(parts: tuple[Any, Any], check: ModuleCheck) -> CausalModel:
             if group is not None:
                 group.load()
-                check.divide(Shares(group))
+                check.divide(ShareMessages(group))
             return cls(
                 *parts,
                 family,

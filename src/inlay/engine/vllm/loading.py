@@ -30,7 +30,7 @@ from inlay.engine.vllm.connectors import (
 )
 from inlay.engine.vllm.images import image_spec
 from inlay.engine.vllm.launching import launch, refused
-from inlay.engine.vllm.media import MediaInputs
+from inlay.engine.vllm.media import VllmInputs
 from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.vllm.tickets import TicketOffice
@@ -71,13 +71,13 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
     sleeps: bool
     lora: Any
     grammars: GrammarCounter
-    media: MediaInputs | None
+    media: VllmInputs | None
     tickets: TicketOffice | None
 
     async def input_of(self, request: Request) -> tuple[Any, list[NotedItem]]:
         """VLLM's input for `request`, and the meaning of its items' names.
 
-        Raises as `MediaInputs.input_of`.
+        Raises as `VllmInputs.input_of`.
         """
         if self.media is None:
             return prompts.input_of(request, self.placeholder), []
@@ -181,11 +181,11 @@ def load(
 
 def _media(
     llm: Any, settings: EngineSettings, secret: Secret, directory: Path
-) -> MediaInputs | None:
+) -> VllmInputs | None:
     """The inputs of a model that takes images; None, with a line of the log, if not here."""
     try:
         spec = image_spec(settings, directory)
-        media = None if spec is None else MediaInputs(llm.renderer, spec, secret)
+        media = None if spec is None else VllmInputs(llm.renderer, spec, secret)
         if media is not None:
             media.check()
     except InlayError as error:
@@ -262,7 +262,7 @@ def _described(
     card: ModelCard,
     counters: Counters,
     adapters: Container[str],
-    media: MediaInputs | None,
+    media: VllmInputs | None,
     tickets: TicketOffice | None,
 ) -> LoadedVllm:
     return LoadedVllm(

@@ -79,7 +79,7 @@ class _Input:
         return mm_input(self.ids, MultiModalKwargsItems(found), names, places, cache_salt=salt)
 
 
-class MediaInputs:
+class VllmInputs:
     """Makes vLLM's inputs of prompts with images and rows.
 
     Files are decoded in threads of its own, within a budget of bytes that clients share.

@@ -29,7 +29,7 @@ from inlay_stages.engines.diffusers.model_card import DescribedPipeline, bounds_
 from inlay_stages.engines.diffusers.part_check import pipeline_parts
 from inlay_stages.engines.diffusers.probing import probe_request
 from inlay_stages.engines.diffusers.turns import put_back, take
-from inlay_stages.engines.jobs import Jobs
+from inlay_stages.engines.jobs import EngineJobs
 from inlay_stages.engines.sleep import StageSleep
 from inlay_stages.params import Diffusion
 from inlay_stages.worker.input_stream import InputStream
@@ -51,7 +51,7 @@ class DiffusersEngine:
         self._files = ThreadPoolExecutor(1, "inlay-image-files")
         self._card: ModelCard | None = None
         self._adapters: dict[str, str] = {}
-        self._jobs: Jobs[ImageJob] = Jobs(
+        self._jobs: EngineJobs[ImageJob] = EngineJobs(
             settings.batch.max_num_seqs, "the images were done", self._adapters
         )
         self._driver: asyncio.Task[None] | None = None

@@ -16,7 +16,7 @@ from inlay.messages.card import Limits, ModelCard, SelfCheck, Stats
 from inlay.messages.digest import Secret
 from inlay.messages.request import Emit, Request, Task
 from inlay_stages.cards import AudioCard
-from inlay_stages.engines.jobs import Jobs
+from inlay_stages.engines.jobs import EngineJobs
 from inlay_stages.engines.sleep import StageSleep
 from inlay_stages.engines.speech.job import SpeechJob
 from inlay_stages.engines.speech.loading import SYSTEM, LoadedSpeech, load
@@ -43,7 +43,9 @@ class SpeechEngine:
             self._thread, partial(load, settings), self._rest, self._begin_with
         )
         self._card: ModelCard | None = None
-        self._jobs: Jobs[SpeechJob] = Jobs(settings.batch.max_num_seqs, "the sound was made")
+        self._jobs: EngineJobs[SpeechJob] = EngineJobs(
+            settings.batch.max_num_seqs, "the sound was made"
+        )
         self._turn: SpeechJob | None = None
         self._driver: asyncio.Task[None] | None = None
         self._closing = False

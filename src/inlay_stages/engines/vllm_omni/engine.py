@@ -23,7 +23,7 @@ from inlay_stages.engines.diffusers.checks import inputs_of
 from inlay_stages.engines.diffusers.image_pipeline import image_file
 from inlay_stages.engines.diffusers.job import ImageJob
 from inlay_stages.engines.diffusers.probing import probe_request
-from inlay_stages.engines.jobs import Jobs
+from inlay_stages.engines.jobs import EngineJobs
 from inlay_stages.engines.vllm_omni.loading import LoadedOmni, load
 from inlay_stages.engines.vllm_omni.prompts import check_lengths, prompt_of, sampling_of
 from inlay_stages.params import Diffusion
@@ -45,7 +45,9 @@ class VllmOmniEngine:
         self._settings = settings
         self._secret = secret
         self._loaded: LoadedOmni | None = None
-        self._jobs: Jobs[ImageJob] = Jobs(settings.batch.max_num_seqs, "the images were done")
+        self._jobs: EngineJobs[ImageJob] = EngineJobs(
+            settings.batch.max_num_seqs, "the images were done"
+        )
         self._files = ThreadPoolExecutor(1, "inlay-image-files")
         self._tasks: dict[ImageJob, asyncio.Task[None]] = {}
         self._asleep = False

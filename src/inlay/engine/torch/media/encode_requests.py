@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.admission import PromptAdmission
 from inlay.engine.shell import EngineShell, send
-from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.encoder import TowerEncoder
 from inlay.engine.torch.prompt_media import PromptMedia
 from inlay.media.positions import grid_field, merged
 from inlay.messages.prompt import Media, Prompt, Rows
@@ -51,7 +51,7 @@ class EncodeRequests:
         num_rows: rows given so far.
     """
 
-    def __init__(self, encoder: MediaEncoder, admission: PromptAdmission) -> None:
+    def __init__(self, encoder: TowerEncoder, admission: PromptAdmission) -> None:
         self.encoder = encoder
         self.num_rows = 0
         self._admission = admission

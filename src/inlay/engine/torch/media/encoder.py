@@ -1,4 +1,4 @@
-"""`MediaEncoder`: media of prompts to rows, with a cache, in batches, within a byte budget."""
+"""`TowerEncoder`: media of prompts to rows, with a cache, in batches, within a byte budget."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ class _ReadyItem:
     done: "asyncio.Future[Arrays]" = field(default_factory=lambda: asyncio.Future())
 
 
-class MediaEncoder:
+class TowerEncoder:
     """Encodes images, audio and videos for the requests of one event loop.
 
     Files are decoded and made into inputs in threads, a few at a time, within a budget of bytes.

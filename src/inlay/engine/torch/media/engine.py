@@ -13,7 +13,7 @@ from inlay.base.errors import EngineError
 from inlay.engine.admission import PromptAdmission
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.media.encode_requests import EncodeRequests
-from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.encoder import TowerEncoder
 from inlay.engine.torch.media.loading import LoadedTower, load_tower, media_encoder
 from inlay.media.items import Item, audio_item, image_item
 from inlay.media.spec import MediaSpec
@@ -64,7 +64,7 @@ class EncodeEngine:
         self._card = self._card_of(loaded, encoder)
         self._requests = EncodeRequests(encoder, PromptAdmission.of_prompts(self._card))
 
-    def _load(self) -> tuple[LoadedTower, MediaEncoder]:
+    def _load(self) -> tuple[LoadedTower, TowerEncoder]:
         loaded = load_tower(self._settings)
         encoder = media_encoder(
             self._settings,
@@ -76,7 +76,7 @@ class EncodeEngine:
         )
         return loaded, encoder
 
-    def _card_of(self, loaded: LoadedTower, encoder: MediaEncoder) -> ModelCard:
+    def _card_of(self, loaded: LoadedTower, encoder: TowerEncoder) -> ModelCard:
         settings = self._settings
         names = settings.model.names
         return ModelCard(

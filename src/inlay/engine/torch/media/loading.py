@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
-from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.encoder import TowerEncoder
 from inlay.engine.torch.media.part_check import tower_parts
 from inlay.engine.torch.media.processing import BACKEND
 from inlay.engine.torch.media.readers import Readers, readers_of
@@ -135,7 +135,7 @@ class WithMedia(Protocol):
     self_check: SelfCheck | None
 
 
-def encoder_of(settings: EngineSettings, model: WithMedia) -> MediaEncoder | None:
+def encoder_of(settings: EngineSettings, model: WithMedia) -> TowerEncoder | None:
     """Return the encoder of a model's media; None, with a log line, if it takes none.
 
     Raises `EngineError` as `media_encoder`.
@@ -165,7 +165,7 @@ def media_encoder(
     weights_id: str,
     dtype: torch.dtype,
     found: SelfCheck | None = None,
-) -> MediaEncoder:
+) -> TowerEncoder:
     """Return the encoder of a model's media.
 
     Args:
@@ -202,7 +202,7 @@ def media_encoder(
         readers = readers_of(directory, tower.body.config, spec)
         parts = tower_parts(tower, readers, spec)
         found = checked_parts(settings.health.self_check, dtype, parts, found)
-    return MediaEncoder(
+    return TowerEncoder(
         tower,
         readers,
         spec,

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.api import PeerWorkers
-from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.encoder import TowerEncoder
 from inlay.engine.torch.media.remote import RemoteEncoders
 from inlay.engine.torch.media.tower import Arrays
 from inlay.engine.torch.needs import Need, Result
@@ -24,7 +24,7 @@ class MediaProvider:
         peers: reaches other encoders, or None.
     """
 
-    def __init__(self, encoder: MediaEncoder, peers: PeerWorkers | None) -> None:
+    def __init__(self, encoder: TowerEncoder, peers: PeerWorkers | None) -> None:
         self.encoder = encoder
         self.peers = peers
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.self_check.shares import Mode, Shares
+from inlay.engine.torch.self_check.shares import Mode, ShareMessages
 from inlay.engine.torch.weights.linear_methods import TOLERANCE, differ
 
 _logger = logging.getLogger(__name__)
@@ -54,13 +54,13 @@ class ModuleCheck:
     ) -> None:
         """Compare with `kept` rows, and on made ones where there are none."""
         self._kept = kept or {}
-        self._shares: Shares | None = None
+        self._shares: ShareMessages | None = None
         self.plain = plain
         self.known = known
         self.checked = 0
         self.left_out: dict[str, float] = {}
 
-    def divide(self, shares: Shares) -> None:
+    def divide(self, shares: ShareMessages) -> None:
         """Compare the ranks' shares of modules from now on, as rank 0 does."""
         self._shares = shares
         known = None if self.known is None else tuple(self.known)

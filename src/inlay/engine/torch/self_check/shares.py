@@ -23,7 +23,7 @@ class Mode(msgspec.Struct, frozen=True, array_like=True):
     known: tuple[str, ...] | None
 
 
-class Shares:
+class ShareMessages:
     """The messages of ranks that compare modules."""
 
     def __init__(self, group: TensorParallelGroup) -> None:

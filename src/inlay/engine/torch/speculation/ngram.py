@@ -24,7 +24,7 @@ class NgramDrafter:
     def __init__(self, config: SpeculativeConfig) -> None:
         """Look up n-grams of the lengths in `config`."""
         self._lengths = config.prompt_lookup_min, config.prompt_lookup_max
-        self._histories: dict[Sequence, History] = {}
+        self._histories: dict[Sequence, TokenHistory] = {}
         self._found: dict[Sequence, list[int]] = {}
         self._clients: Counter[Hashable] = Counter()
         self._read: Counter[Hashable] = Counter()
@@ -35,7 +35,7 @@ class NgramDrafter:
             return 0
         history, client = self._histories.get(sequence), sequence.client
         if history is None:
-            history = self._histories[sequence] = History(sequence)
+            history = self._histories[sequence] = TokenHistory(sequence)
             self._clients[client] += 1
         room = READ // len(self._clients) - self._read[client]
         self._read[client] += history.read(room)
@@ -59,7 +59,7 @@ class NgramDrafter:
             self._clients -= Counter((sequence.client,))
 
 
-class History:
+class TokenHistory:
     """The ids of a sequence, prompt and output, each as one character.
 
     `str.rfind` takes 3 to 5 us for 4,096 ids, where comparing arrays took 8 to 15; for 32,768 both

@@ -9,7 +9,7 @@ from torch import Tensor
 from inlay.engine.torch.batch import Batch
 
 
-class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Reload(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Load the model again."""
 
 
@@ -46,7 +46,7 @@ class Logits(msgspec.Struct, frozen=True, tag=True, array_like=True):
     rows: int
 
 
-Command: TypeAlias = Load | Allocate | Scrub | Forward | Logits
+Command: TypeAlias = Reload | Allocate | Scrub | Forward | Logits
 
 
 def _packed(value: Any) -> tuple[str, tuple[int, ...], bytes]:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.tensor_parallel.commands import Command, Load, encode
+from inlay.engine.torch.tensor_parallel.commands import Command, Reload, encode
 from inlay.engine.torch.weights.checkpoint import device_of
 
 _LOOPBACK = "127.0.0.1"
@@ -94,7 +94,7 @@ class TensorParallelGroup:
         That they do by themselves.
         """
         if self._loaded:
-            self.tell(Load())
+            self.tell(Reload())
         self._loaded = True
 
     def tell(self, command: Command) -> None:

@@ -22,8 +22,8 @@ from inlay.engine.torch.tensor_parallel.commands import (
     Allocate,
     Command,
     Forward,
-    Load,
     Logits,
+    Reload,
     Scrub,
     decode,
 )
@@ -131,7 +131,7 @@ class _Follower:
         self._model: CausalModel = CausalModel.load(settings, group)
 
     def run(self, command: Command) -> None:
-        if isinstance(command, Load):
+        if isinstance(command, Reload):
             # Freed first: there may be no room for both.
             self._allocated = None
             del self._model
