@@ -110,8 +110,8 @@ def test_sampling_defaults_are_those_of_the_file(tmp_path: Path) -> None:
     plain = gguf_of(tiny("llama"), tmp_path / "a.gguf")
     keys: dict[str, Any] = {"general__sampling__temp": 0.5, "general__sampling__top_k": 20}
     asked = gguf_of(tiny("llama"), tmp_path / "b.gguf", **keys)
-    assert default_sampling(generation_config(settings, plain)) == {}
-    found = default_sampling(generation_config(settings, asked))
+    assert default_sampling(generation_config(settings.model, plain)) == {}
+    found = default_sampling(generation_config(settings.model, asked))
     assert found == {"temperature": 0.5, "top_k": 20}
 
 

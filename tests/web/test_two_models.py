@@ -18,7 +18,7 @@ QUESTION, ANSWER = "What pet does Koso have?", "swan"
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Fleet]:
-    other = EngineSettings(
+    other = EngineSettings.of(
         model=str(tiny("llama")),
         served_model_name=["random"],
         max_model_len=128,

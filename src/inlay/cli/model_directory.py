@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from inlay.base.errors import InvalidRequestError
+from inlay.engine.sections import ModelOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.source import ModelSource
 from inlay.engine.torch.checks import check_settings
@@ -39,10 +40,10 @@ def check_model(engine: EngineSettings) -> None:
     for _, source in parts("models"):
         if source.check(engine, directory):
             return
-    if directory is None and ":" in engine.model.model and (why := _gguf_refused(engine)):
+    if directory is None and ":" in engine.model.model and (why := _gguf_refused(engine.model)):
         raise InvalidRequestError(why, param="model")
     if directory is not None:
-        other = _gguf_refused(engine) if is_gguf(directory) else _other_format(directory)
+        other = _gguf_refused(engine.model) if is_gguf(directory) else _other_format(directory)
         if other is not None:
             raise InvalidRequestError(other, param="model")
         config_of(directory)
@@ -53,18 +54,15 @@ def check_model(engine: EngineSettings) -> None:
         check_settings(engine, directory)
 
 
-def _gguf_refused(engine: EngineSettings) -> str | None:
+def _gguf_refused(options: ModelOptions) -> str | None:
     """Return why an engine does not serve a GGUF file; None where it does."""
-    if engine.model.engine not in _READ_GGUF:
+    if options.engine not in _READ_GGUF:
         return (
-            f"{engine.model.model}: the {engine.model.engine} engine does not serve GGUF files; "
+            f"{options.model}: the {options.engine} engine does not serve GGUF files; "
             "--engine torch does"
         )
-    if engine.model.task not in ("auto", "generate"):
-        return (
-            f"{engine.model.model}: GGUF files are served with --task generate, not "
-            f"{engine.model.task}"
-        )
+    if options.task not in ("auto", "generate"):
+        return f"{options.model}: GGUF files are served with --task generate, not {options.task}"
     return None
 
 

@@ -38,7 +38,7 @@ def check(settings: EngineSettings) -> None:
     Raises:
         InvalidRequestError: the settings belong to another engine, or contradict each other.
     """
-    check_ranks(settings)
+    check_ranks(settings.devices)
     check_options(settings)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from inlay.base.errors import InvalidRequestError
-from inlay.engine.settings import EngineSettings
+from inlay.engine.sections import LimitOptions, MediaOptions, ModelOptions
 from inlay.engine.weights import weights_id
 from inlay.media.families import spec_of
 from inlay.media.spec import MediaSpec
@@ -28,14 +28,14 @@ _TIMES_TABLE = 100
 _GENERATION = "generation_config.json"
 
 
-def dtype_name(settings: EngineSettings, directory: Path) -> str:
+def dtype_name(options: ModelOptions, directory: Path) -> str:
     """Return the requested dtype; for "auto", the checkpoint's own.
 
     vLLM's and SGLang's "auto" would turn float32 into half precision. Returns "auto" if the
     checkpoint names no single dtype.
     """
-    if settings.model.dtype != "auto":
-        return settings.model.dtype
+    if options.dtype != "auto":
+        return options.dtype
     config = config_of(directory)
     text = config.get("text_config") or config
     if config.get("quantization_config"):
@@ -44,7 +44,7 @@ def dtype_name(settings: EngineSettings, directory: Path) -> str:
     return stored if stored in ("float32", "bfloat16", "float16") else "auto"
 
 
-def generation_config(settings: EngineSettings, directory: Path) -> dict[str, Any]:
+def generation_config(options: ModelOptions, directory: Path) -> dict[str, Any]:
     """Read the file of a model directory, or of that which settings name; empty if there is none.
 
     Sampling is off in it where settings ask for the API's own defaults.
@@ -52,7 +52,7 @@ def generation_config(settings: EngineSettings, directory: Path) -> dict[str, An
     Raises:
         InvalidRequestError: it is not JSON, or a directory that settings name has none.
     """
-    named = settings.model.generation_config
+    named = options.generation_config
     other = named not in ("auto", "none", "vllm")
     source = Path(named).expanduser() if other else directory
     generation: dict[str, Any] | None = json_of(source, _GENERATION)
@@ -107,12 +107,12 @@ class TableFacts:
 
 
 def row_facts(
-    settings: EngineSettings, directory: Path, dtype: str, refused: str | None
+    options: LimitOptions, directory: Path, dtype: str, refused: str | None
 ) -> TableFacts:
     """Return the properties of the model in `directory`.
 
     Args:
-        settings: may set the bound.
+        options: may set the bound.
         directory: directory with the embedding table.
         dtype: dtype of activations, by torch's name.
         refused: why the engine refuses embedding vectors for this model, or None.
@@ -123,7 +123,7 @@ def row_facts(
         table_id, abs_max = table.id, table.abs_max()
     except InvalidRequestError as error:
         refused = refused or f"its embedding table cannot be read: {error.message}"
-    bound = settings.limits.max_prompt_embeds_abs
+    bound = options.max_prompt_embeds_abs
     if bound is None:
         bound = abs_max * _TIMES_TABLE
         bound = min(bound, _HALF_BOUND) if dtype == "float16" else bound
@@ -131,14 +131,14 @@ def row_facts(
 
 
 def image_layout(
-    settings: EngineSettings, directory: Path, packages: Sequence[str]
+    options: MediaOptions, directory: Path, packages: Sequence[str]
 ) -> MediaSpec | None:
     """Return the layout of a model's images, as engines with a tower of their own take them.
 
     None if it has none. Its videos and sounds are left out.
 
     Args:
-        settings: of the engine.
+        options: may change its processor and set numbers of items.
         directory: of the model.
         packages: that decide the pixels that the tower sees.
 
@@ -149,15 +149,15 @@ def image_layout(
         directory,
         weights_id=weights_id(directory),
         backend=" ".join(_versions(packages)),
-        max_items=settings.media.max_media_items,
-        processor_kwargs=settings.media.processor_kwargs,
+        max_items=options.max_media_items,
+        processor_kwargs=options.processor_kwargs,
     )
     if spec is None or spec.image is None:
         return None
     placeholders = {"image": spec.placeholders["image"]}
     return replace(
         spec,
-        embeds=settings.media.enable_mm_embeds,
+        embeds=options.enable_mm_embeds,
         placeholders=placeholders,
         video=None,
         audio=None,

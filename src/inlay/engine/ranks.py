@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 
 from inlay.base.errors import InvalidRequestError
+from inlay.engine.sections import DeviceOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 
@@ -123,9 +124,9 @@ def _number(flag: str, value: str) -> int:
     return int(value)
 
 
-def check_ranks(engine: EngineSettings) -> None:
+def check_ranks(options: DeviceOptions) -> None:
     """Raise `InvalidRequestError` if the rank does not exist."""
-    size, rank = engine.devices.data_parallel_size, engine.devices.data_parallel_rank
+    size, rank = options.data_parallel_size, options.data_parallel_rank
     if size < 1:
         raise InvalidRequestError(f"--data-parallel-size must be at least 1, got {size}")
     if rank is not None and rank >= size:

@@ -37,7 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def share(activations: int = GIB, gpu_memory_utilization: float | None = None) -> int:
     settings = EngineSettings.of(model="m", gpu_memory_utilization=gpu_memory_utilization)
-    return kv_layout.share_of_gpu(settings, torch.device("cuda"), activations)
+    return kv_layout.share_of_gpu(settings.cache, torch.device("cuda"), activations)
 
 
 def test_nine_tenths_of_a_gpu_are_for_weights_activations_and_pages(gpu: dict[str, int]) -> None:

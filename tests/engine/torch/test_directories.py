@@ -94,7 +94,7 @@ def test_all_readers_have_the_weights_of_the_plain_directory(
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     model = CausalModel.load(settings)
     assert model.weights_id == weights_id(directory) == weights_id(tiny("llama"))
-    facts = row_facts(settings, directory, "float32", None)
+    facts = row_facts(settings.limits, directory, "float32", None)
     client, usual = (PromptEmbedder.from_pretrained(each) for each in (directory, tiny("llama")))
     assert client.table.id == facts.table_id == usual.table.id == model.embedding_table_id
     assert client.table.abs_max() == facts.abs_max == usual.table.abs_max()

@@ -385,5 +385,5 @@ def test_a_name_with_eagle3_is_a_head_and_steps_with_heads_are_not_captured() ->
     found = speculative_config(settings)
     assert found is not None
     assert found.method == "eagle3"
-    assert captures(settings, load("llama"), None)
-    assert not captures(settings, load("llama"), found)
+    assert captures(settings.compute, load("llama"), None)
+    assert not captures(settings.compute, load("llama"), found)

@@ -208,7 +208,7 @@ def test_a_projector_makes_rows_of_any_width(
     assert np.abs(told(both["one"])[2] - expected).max() < TOLERANCE
     assert np.abs(told(both["raw"])[2] - plain).max() < TOLERANCE
     assert card_of(settings, engine, SECRET).projected_size == 9
-    admission = admission_of(settings, engine)
+    admission = admission_of(settings.limits, engine)
     monkeypatch.setattr("inlay.engine.admission.MAX_HIDDEN_STATES", 50 * 9 * 4)
     admission.check(asking("one", text(5, 50), 0, layers=[2], prompt=-1))
     with pytest.raises(InvalidRequestError, match=f"may take {50 * 48 * 4} bytes"):
@@ -266,7 +266,7 @@ def test_an_output_that_ends_early_marks_its_last_states() -> None:
 def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = core()
     settings = EngineSettings.of(model=str(tiny("llama")), device="cpu")
-    admission = admission_of(settings, engine)
+    admission = admission_of(settings.limits, engine)
     card = card_of(settings, engine, SECRET)
     prompt = text(1, 10)
     assert card.hidden_layers == 2

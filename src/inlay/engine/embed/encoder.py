@@ -31,6 +31,7 @@ from inlay.engine.embed.self_check import (
 from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
 from inlay.engine.embed.vector_model import EmbedInput
 from inlay.engine.pool_vectors import PoolVectors
+from inlay.engine.sections import PoolingOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention.chunks import see_chunks
@@ -107,7 +108,7 @@ class Encoder:
                 "encoders"
             )
         tiles = family.tiled and fast and not hides
-        self._tiled = _tiled(base, settings, self._first) if tiles else None
+        self._tiled = _tiled(base, settings.pooling, self._first) if tiles else None
         if self._tiled is None and family.gelu is not None and fast:
             fuse_gelu(base, family.gelu)
         if family.biased:
@@ -173,7 +174,7 @@ class Encoder:
         family = family_of(stored)
         scores = settings.model.task == "score"
         facts.check_task(stored, family, settings.model.task)
-        sources = {each.source for each in facts.chosen_outputs(settings, config)}
+        sources = {each.source for each in facts.chosen_outputs(settings.pooling, config)}
         device = device_of(settings.model.device)
         if device.type == "cpu":
             torch.set_num_threads(threads.count(settings.devices.num_threads))
@@ -404,7 +405,7 @@ def _atomic(prompts: Sequence[Prompt], starts: Sequence[int]) -> list[tuple[int,
     ]
 
 
-def _tiled(base: Any, settings: EngineSettings, first: int) -> TiledBody | None:
+def _tiled(base: Any, options: PoolingOptions, first: int) -> TiledBody | None:
     """Run a BERT-like model's layers on a CPU's tile registers; None if that is not possible."""
     if (
         base.device.type != "cpu"
@@ -414,4 +415,4 @@ def _tiled(base: Any, settings: EngineSettings, first: int) -> TiledBody | None:
         return None
     if base.dtype == torch.bfloat16:
         return tile(base, 1, first)
-    return tile(base, 3 if settings.pooling.float32_matmul_precision == "highest" else 2, first)
+    return tile(base, 3 if options.float32_matmul_precision == "highest" else 2, first)

@@ -17,6 +17,7 @@ from inlay.embedding.files import activation_of
 from inlay.embedding.plan import OutputPlan
 from inlay.engine.embed.families import PoolingFamily
 from inlay.engine.embed.pooling import pickled_files
+from inlay.engine.sections import PoolingOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.weights import weights_id
 from inlay.messages.card import EmbeddingCard
@@ -89,7 +90,7 @@ def outputs_of(
         return (OutputPlan("labels", source="classes", select=("mean" if mean else "cls",)),)
     if config.guess is not None and not settings.pooling.outputs:
         _logger.warning("%s: %s", config.directory, config.guess)
-    chosen = chosen_outputs(settings, config)
+    chosen = chosen_outputs(settings.pooling, config)
     others = [each.name for each in chosen if each.source != "states"]
     if others and (family is None or family.causal):
         raise InvalidRequestError(
@@ -97,26 +98,26 @@ def outputs_of(
             "known"
         )
     return tuple(
-        replace(each, select=_modes(settings, each.select, family))
+        replace(each, select=_modes(settings.pooling, each.select, family))
         if each.name == "dense"
         else each
         for each in chosen
     )
 
 
-def chosen_outputs(settings: EngineSettings, config: EmbeddingConfig) -> list[OutputPlan]:
+def chosen_outputs(options: PoolingOptions, config: EmbeddingConfig) -> list[OutputPlan]:
     """Return the outputs of the files, or of them those that `settings` name, in their order.
 
     Raises:
         InvalidRequestError: `settings` name one that the files have not.
     """
     known = {each.name: each for each in config.outputs}
-    unknown = next((name for name in settings.pooling.outputs if name not in known), None)
+    unknown = next((name for name in options.outputs if name not in known), None)
     if unknown is not None:
         raise InvalidRequestError(
             f"the model gives {', '.join(known)}; --outputs names {unknown!r}", param="outputs"
         )
-    return [known[name] for name in dict.fromkeys(settings.pooling.outputs or known)]
+    return [known[name] for name in dict.fromkeys(options.outputs or known)]
 
 
 def dense_of(
@@ -137,14 +138,14 @@ def dense_of(
             "serves it",
             param="engine",
         )
-    return replace(dense, select=_modes(settings, dense.select, family))
+    return replace(dense, select=_modes(settings.pooling, dense.select, family))
 
 
 def _modes(
-    settings: EngineSettings, said: tuple[str, ...] | None, family: PoolingFamily | None
+    options: PoolingOptions, said: tuple[str, ...] | None, family: PoolingFamily | None
 ) -> tuple[str, ...]:
-    if settings.pooling.pooling != "auto":
-        return (settings.pooling.pooling,)
+    if options.pooling != "auto":
+        return (options.pooling,)
     if said is not None:
         return said
     if family is None:

@@ -64,7 +64,7 @@ def server_args(settings: EngineSettings, directory: Path, *words: str) -> Any:
 
 def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str]:
     yield from ("--model-path", str(directory), "--skip-tokenizer-init", "--log-level", "warning")
-    yield from ("--dtype", dtype_name(settings, directory))
+    yield from ("--dtype", dtype_name(settings.model, directory))
     if settings.model.device != "auto":
         yield from ("--device", settings.model.device)
     said = settings.given()

@@ -123,7 +123,7 @@ class SglangEmbedding:
         settings, model = self._settings, self._process.client.model_config
         dtype = dtype_of(self._process)
         refused = rows_refused(config_of(config.directory).get("model_type"))
-        rows = row_facts(settings, config.directory, dtype, refused)
+        rows = row_facts(settings.limits, config.directory, dtype, refused)
         names = settings.model.names
         fits = longest(self._process)
         return ModelCard(

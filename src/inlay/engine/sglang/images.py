@@ -36,7 +36,7 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
     if settings.kv.role != "both":
         raise InvalidRequestError(capabilities.HALVES)
     _check_patches(config)
-    return image_layout(settings, directory, _BACKEND)
+    return image_layout(settings.media, directory, _BACKEND)
 
 
 def _check_patches(config: dict[str, Any]) -> None:

@@ -133,10 +133,10 @@ def _card(
     seeded: bool,
 ) -> ModelCard:
     model: Any = process.client.model_config
-    generation, stored = generation_config(settings, directory), config_of(directory)
+    generation, stored = generation_config(settings.model, directory), config_of(directory)
     dtype = dtype_of(process)
     refused = None if media is not None else rows_refused(stored.get("model_type"))
-    rows = row_facts(settings, directory, dtype, refused)
+    rows = row_facts(settings.limits, directory, dtype, refused)
     names = settings.model.names
     sampling = {
         name: value

@@ -13,6 +13,7 @@ from typing import Any
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.model_files import generation_config
+from inlay.engine.sections import DeviceOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import speculative_config
 from inlay.engine.task import task_of
@@ -51,7 +52,7 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
         )
     if directory is None:
         return
-    generation_config(settings, directory)
+    generation_config(settings.model, directory)
     config = config_of(directory)
     scheme_of(config)
     if on_cpu:
@@ -62,12 +63,12 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
     if task != "generate":
         return
     family = family_of(config)
-    check_recurrent(settings, family)
+    check_recurrent(settings.devices, family)
     if family.language is None:
         context_length(settings.batch.max_model_len, config)
 
 
-def check_recurrent(settings: EngineSettings, family: ImageFamily) -> None:
+def check_recurrent(options: DeviceOptions, family: ImageFamily) -> None:
     """Refuse what a model with recurrent layers does not do.
 
     Raises:
@@ -77,7 +78,7 @@ def check_recurrent(settings: EngineSettings, family: ImageFamily) -> None:
         return
     refused = {
         "tensor_parallel_size": (
-            settings.devices.tensor_parallel_size > 1,
+            options.tensor_parallel_size > 1,
             "such layers are not divided over ranks",
         ),
     }

@@ -485,7 +485,7 @@ class TorchEngine:
             self._needs.providers["pages"] = self._exchange
             if self._exchange.tiers is not None:
                 core.cached.offload_to(self._exchange.tiers)
-        self._admission = admission_of(settings, core, encoder)
+        self._admission = admission_of(settings.limits, core, encoder)
         encodes = encoder is not None and encoder.is_local
         self._encodes = EncodeRequests(encoder, self._admission) if encoder and encodes else None
         return core

@@ -10,6 +10,7 @@ import torch
 from inlay import __version__
 from inlay.base.errors import EngineError
 from inlay.engine.admission import Admission
+from inlay.engine.sections import ComputeOptions, LimitOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import SpeculativeConfig, speculative_config
 from inlay.engine.torch.attention.pages import Pages
@@ -92,7 +93,7 @@ def core_of(
             windows=model.windows,
             max_model_len=model.max_model_len,
             available=available_memory(model.device),
-            asked=share_of_gpu(settings, model.device, peak_activations(model, settings))
+            asked=share_of_gpu(settings.cache, model.device, peak_activations(model, settings))
             if on_gpu and settings.cache.kv_cache_memory_bytes is None
             else None,
         )
@@ -111,7 +112,9 @@ def core_of(
         bounds,
         secret,
         prefix_caching=settings.cache.enable_prefix_caching,
-        capture=CudaCapture() if on_gpu and captures(settings, model, speculation) else None,
+        capture=CudaCapture()
+        if on_gpu and captures(settings.compute, model, speculation)
+        else None,
         events=events,
         overlap=overlap,
         max_cpu_loras=settings.cpu_loras,
@@ -139,14 +142,14 @@ def _with_large_pages(settings: EngineSettings, model: CausalModel) -> EngineSet
 
 
 def captures(
-    settings: EngineSettings, model: CausalModel, speculation: SpeculativeConfig | None
+    options: ComputeOptions, model: CausalModel, speculation: SpeculativeConfig | None
 ) -> bool:
     """Return True if decode steps are captured on a GPU.
 
     A captured step would have to be replayed by every rank, and gives a head no hidden states.
     """
     reads_states = speculation is not None and speculation.reads_states
-    return not (settings.compute.enforce_eager or model.group is not None or reads_states)
+    return not (options.enforce_eager or model.group is not None or reads_states)
 
 
 def draft_source_of(
@@ -273,7 +276,7 @@ def exchange_of(
 
 
 def admission_of(
-    settings: EngineSettings, core: Core, encoder: TowerEncoder | None = None
+    options: LimitOptions, core: Core, encoder: TowerEncoder | None = None
 ) -> Admission:
     """Return the checks of requests for `core`, whose images `encoder` encodes."""
     model = core.model
@@ -282,7 +285,7 @@ def admission_of(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         dtype=core.dtype,
-        max_logprobs=settings.limits.most_logprobs(model.vocab_size),
+        max_logprobs=options.most_logprobs(model.vocab_size),
         refuses_rows=model.refuses_rows,
         grammars=KINDS,
         adapters=core.adapters,

@@ -205,7 +205,7 @@ class CausalModel:
         config, lora = config_of(directory), settings.adapters
         family = family_of(config)
         device = device_of(settings.model.device) if group is None else group.device
-        check_recurrent(settings, family)
+        check_recurrent(settings.devices, family)
         if family.language is None:
             context_length(settings.batch.max_model_len, config)
         if device.type == "cpu":
@@ -251,7 +251,7 @@ class CausalModel:
                 *parts,
                 family,
                 directory,
-                generation_config(settings, directory),
+                generation_config(settings.model, directory),
                 max_model_len,
                 check,
                 LoraBank(settings.step_loras, lora.max_lora_rank) if lora.enable_lora else None,

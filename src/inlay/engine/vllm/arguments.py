@@ -13,6 +13,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.model_files import dtype_name
 from inlay.engine.ranks import has_experts
+from inlay.engine.sections import MediaOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import gives_tickets, transfer_config
 from inlay.engine.vllm.images import processor_settings, takes_images
@@ -87,7 +88,7 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
     images = takes_images(directory)
     rows = images or args.enable_prompt_embeds
     if images:
-        _take_images(args, settings)
+        _take_images(args, settings.media)
     if args.enable_lora and rows and args.lora_target_modules is None:
         # An adapted embedding table and rows do not go together in vLLM; without it they do.
         args.lora_target_modules = list(_LINEAR)
@@ -106,16 +107,16 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
     return args
 
 
-def _take_images(args: Any, settings: EngineSettings) -> None:
+def _take_images(args: Any, options: MediaOptions) -> None:
     """Set vLLM's own arguments for media; other kinds than images take no memory."""
     # Rows are items beside images, for which vLLM needs no flag.
     args.enable_prompt_embeds = False
-    args.enable_mm_embeds = settings.media.enable_mm_embeds
+    args.enable_mm_embeds = options.enable_mm_embeds
     args.limit_mm_per_prompt = {
         "video": 0,
         "audio": 0,
         **args.limit_mm_per_prompt,
-        **settings.media.max_media_items,
+        **options.max_media_items,
     }
 
 
@@ -143,8 +144,8 @@ def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str
     if "served_model_name" in said:
         yield from ("--served-model-name", *settings.model.served_model_name)
     if "dtype" in said or "--dtype" not in settings.library.engine_arguments:
-        yield from ("--dtype", dtype_name(settings, directory))
-    processor = processor_settings(settings, directory)
+        yield from ("--dtype", dtype_name(settings.model, directory))
+    processor = processor_settings(settings.media, directory)
     if processor is not None:
         # vLLM makes room for the largest image by them, and gives them to the processor.
         yield from ("--mm-processor-kwargs", json.dumps(processor))

@@ -5,6 +5,7 @@ from typing import Any
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.model_files import image_layout
+from inlay.engine.sections import MediaOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities
 from inlay.media.families import spec_of
@@ -38,7 +39,7 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
             return None
         raise InvalidRequestError(_why_not(config.get("model_type")))
     _check_settings(config)
-    spec = image_layout(settings, directory, _BACKEND)
+    spec = image_layout(settings.media, directory, _BACKEND)
     geometry = None if spec is None else spec.image
     if isinstance(geometry, AnyResolution) and geometry.max_tiles not in (None, _MAX_TILES):
         raise InvalidRequestError(
@@ -48,13 +49,13 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
     return spec
 
 
-def processor_settings(settings: EngineSettings, directory: Path) -> dict[str, Any] | None:
+def processor_settings(options: MediaOptions, directory: Path) -> dict[str, Any] | None:
     """Arguments for transformers' processor by `--mm-processor-kwargs`; None where not given.
 
     Raises:
         InvalidRequestError: the processor of this family is not told them.
     """
-    given = settings.media.processor_kwargs if takes_images(directory) else {}
+    given = options.processor_kwargs if takes_images(directory) else {}
     spec = spec_of(directory, processor_kwargs=given) if given else None
     return None if spec is None else spec.processor_settings(None)
 

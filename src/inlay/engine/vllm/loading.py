@@ -205,11 +205,11 @@ def _card(
 ) -> ModelCard:
     model = config.model_config
     dtype = str(model.dtype).removeprefix("torch.")
-    generation = generation_config(settings, directory)
+    generation = generation_config(settings.model, directory)
     model_config = config_of(directory)
     vocab_size, hidden_size = int(model.get_vocab_size()), int(model.get_inputs_embeds_size())
     refused = rows_refused(config, model_config, takes_images=media is not None)
-    rows = row_facts(settings, directory, dtype, refused)
+    rows = row_facts(settings.limits, directory, dtype, refused)
     names = settings.model.names
     return ModelCard(
         name=names[0],

@@ -24,6 +24,7 @@ from inlay.engine.embed import facts
 from inlay.engine.embed.families import FAMILIES
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
 from inlay.engine.model_files import row_facts
+from inlay.engine.sections import ModelOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities
 from inlay.engine.vllm.arguments import engine_args
@@ -118,7 +119,7 @@ class VllmPooling:
             # A server takes rows for any of its models; to vLLM it would be another way through
             # this one.
             given = [word for word in given if word != "--enable-prompt-embeds"]
-        words = [*given, "--runner", "pooling", *_pooler_words(settings, modes)]
+        words = [*given, "--runner", "pooling", *_pooler_words(settings.model, modes)]
         changed = settings.replace(**more, engine_arguments=words)
         arguments = engine_args(changed, tidy)
         counters = Counters()
@@ -139,7 +140,10 @@ class VllmPooling:
         self._placeholder = 0 if ids_are_looked_up(known) else vocab_size
         dtype = str(model.dtype).removeprefix("torch.")
         rows = row_facts(
-            settings, config.directory, dtype, rows_refused(known, config_of(config.directory))
+            settings.limits,
+            config.directory,
+            dtype,
+            rows_refused(known, config_of(config.directory)),
         )
         names = settings.model.names
         return ModelCard(
@@ -217,9 +221,9 @@ class VllmPooling:
             await shut_down(llm)
 
 
-def _pooler_words(settings: EngineSettings, modes: Sequence[str]) -> list[str]:
+def _pooler_words(options: ModelOptions, modes: Sequence[str]) -> list[str]:
     """VLLM's settings for pooling. Raises `InvalidRequestError` where vLLM cannot pool so."""
-    if settings.model.task == "score":
+    if options.task == "score":
         return []
     if len(modes) != 1 or modes[0] not in _TYPES:
         raise InvalidRequestError(

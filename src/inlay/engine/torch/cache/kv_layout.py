@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.engine.sections import CacheOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.windows import Window, first_seen, size_of
@@ -260,13 +261,13 @@ def num_pages(
     return pages
 
 
-def share_of_gpu(settings: EngineSettings, device: torch.device, activations: int) -> int:
+def share_of_gpu(options: CacheOptions, device: torch.device, activations: int) -> int:
     """Return the bytes that `gpu_memory_utilization` leaves for the cache.
 
     Memory that this process has already allocated is subtracted.
 
     Args:
-        settings: settings of the engine.
+        options: may set the share.
         device: the GPU; holds the weights already.
         activations: bytes that a step takes beside them.
 
@@ -278,7 +279,7 @@ def share_of_gpu(settings: EngineSettings, device: torch.device, activations: in
     free, total = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_allocated(device)
     spare = free + torch.cuda.memory_reserved(device) - held
-    share = settings.cache.gpu_memory_utilization
+    share = options.gpu_memory_utilization
     asked = int(total * (share or GPU_SHARE)) - held - activations
     if share is None:
         return min(asked, spare - activations)
