@@ -2,6 +2,7 @@
 
 - sentence-transformers' modules: dense, SPLADE, and multi-vector models
 - PyLate up to 3: a Transformer and Dense layers, the rest in config_sentence_transformers.json
+- decoders that score by the logits of words: a Transformer and LogitScore
 - Stanford's ColBERT: `HF_ColBERT`, with its projection among the weights, and artifact.metadata
 - BGE-M3: a dense model beside sparse_linear.pt and colbert_linear.pt
 - a bare transformer, by its architecture
@@ -119,6 +120,8 @@ def _of_modules(
 ) -> EmbeddingLayout:
     kinds = [each.kind for each in named]
     transformer, *rest = named
+    if kinds == ["Transformer", "LogitScore"]:
+        return EmbeddingLayout(transformer.path, (_words(rest[0].config),))
     pylate = said.get("model_type") == "ColBERT"
     multi = pylate or said.get("model_type") == "MultiVectorEncoder" or "MultiVectorMask" in kinds
     on_tokens = "token_embeddings" if multi else "sentence_embedding"
@@ -167,10 +170,24 @@ def _of_modules(
     return EmbeddingLayout(transformer.path, (dense_output, _STATES))
 
 
+def _words(config: Mapping[str, Any]) -> OutputPlan:
+    """Return the score of a `LogitScore`: a logit, less another if there is one."""
+    words: tuple[int, ...] = (int(config["true_token_id"]),)
+    if config.get("false_token_id") is not None:
+        words = (*words, int(config["false_token_id"]))
+    return word_score(words)
+
+
+def word_score(words: tuple[int, ...]) -> OutputPlan:
+    """Return the score of a decoder by the logits of words, as `OutputPlan.words` has them."""
+    return OutputPlan("labels", source="vocabulary", select=("lasttoken",), words=words)
+
+
 def _unsupported(directory: Path, kinds: Sequence[str]) -> InvalidRequestError:
     return InvalidRequestError(
         f"{directory} is made of {', '.join(kinds)}; served are Transformer, Pooling, any "
-        "number of Dense, and Normalize, in this order; Transformer and SpladePooling; and "
+        "number of Dense, and Normalize, in this order; Transformer and SpladePooling; "
+        "Transformer and LogitScore; and "
         "Transformer, Dense, MultiVectorMask and Normalize of token_embeddings"
     )
 

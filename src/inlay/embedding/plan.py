@@ -64,6 +64,8 @@ class OutputPlan:
         head: layers over what is kept.
         finish: the last step.
         mean: a score by MaxSim is the mean over a query's vectors, else their sum.
+        words: of a score by the logits of a decoder's next token: the token that says yes, and
+            the one that says no, if there is one.
     """
 
     name: OutputName
@@ -73,6 +75,7 @@ class OutputPlan:
     head: tuple[DenseConfig, ...] = ()
     finish: Finish = "none"
     mean: bool = False
+    words: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,6 +355,9 @@ class PoolingOptions(BaseModel, frozen=True, defer_build=True):
     outputs: list[OutputName] = []
     """Outputs of a model that embeds which requests may name, the first where they name none:
     dense, sparse, tokens, token_labels. Unless given, all that its files have."""
+    score_tokens: list[str] = []
+    """Tokens by which a decoder scores with --task score: two, as no,yes, score the probability of
+    the second against the first, one scores its logit. Unless given, those that its files name."""
     matryoshka_dimensions: list[int] = []
     """Dimensions that requests may shorten embeddings to, for models trained for it whose
     config.json does not say so."""

@@ -73,7 +73,10 @@ def with_task(settings: EngineSettings) -> EngineSettings:
 
 def task_of(directory: Path) -> tuple[ChosenTask, str]:
     """Return the task a model was made for, and the reason."""
-    if checkpoint_of(directory).file("modules.json") is not None:
+    modules = checkpoint_of(directory).file("modules.json")
+    if modules is not None:
+        if b"LogitScore" in modules:
+            return "score", "the model has a LogitScore of sentence-transformers"
         return "embed", "the model has modules.json of sentence-transformers"
     return _of_architecture(config_of(directory))
 

@@ -84,6 +84,7 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         outputs: what requests may name, the first unless they do; empty of a worker that gives
             vectors, or scores, alone.
         roles: of "query" and "document", where the model treats their texts differently.
+        templated: it scores prompts that a template makes of a pair, not pairs of texts.
     """
 
     size: int
@@ -98,6 +99,7 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     labels: tuple[str, ...] = ()
     outputs: tuple[OutputCard, ...] = ()
     roles: dict[str, RoleCard] = {}
+    templated: bool = False
 
     def output(self, name: str, model: str, param: str = "outputs") -> OutputCard:
         """Return the output called `name`.

@@ -71,7 +71,8 @@ class Renderer:
         self.tokenizer_config = config
         """The model's `tokenizer_config.json`."""
         self._tokenizer = tokenizer
-        self._templates = templates
+        self.templates = templates
+        """The model's chat templates."""
         self._max_positions = max_positions
         self._vocabulary = Vocabulary(tokenizer)
         self._with_rows: _RowsTokenizer | None = None
@@ -232,7 +233,7 @@ class Renderer:
                 f"{taken[0]} is not a variable for the template but a field of the request",
                 param="chat_template_kwargs",
             )
-        template = self._templates.choose(tools=bool(tools))
+        template = self.templates.choose(tools=bool(tools))
         marks = _NO_MARKS
         if rows or media.shown or continue_final_message:
             marks = PlaceholderMarks(len(rows), [shown.placeholder for shown in media.shown])
@@ -285,7 +286,7 @@ class Renderer:
         Raises:
             InvalidRequestError: the model has no template, or no valid one.
         """
-        return self._templates.choose(tools=tools).variables()
+        return self.templates.choose(tools=tools).variables()
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of ids; ids without a token are ignored.
@@ -325,7 +326,7 @@ class Renderer:
     @property
     def chat_templates(self) -> tuple[str, ...]:
         """Texts of the chat templates, the one for tools first; empty if the model has none."""
-        return self._templates.sources
+        return self.templates.sources
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token as the vocabulary spells it, or None."""

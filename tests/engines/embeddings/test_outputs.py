@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests import output_models as models
+from tests import scoring_models as decoders
 from tests.live import fleet
 
 pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("default")]
@@ -117,3 +118,15 @@ def test_vectors_of_tokens_and_max_sim_are_those_of_multi_vector_encoder(path: A
         queries, documents = both
         wanted = [float((queries[0] @ rows.T).max(axis=1).sum()) for rows in documents]
         assert scores(url, TEXTS[0], TEXTS) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_scores_by_words_are_those_of_cross_encoder() -> None:
+    from sentence_transformers import CrossEncoder
+
+    path = decoders.words("qwen3", said=True)
+    model = CrossEncoder(str(path), device="cpu")
+    query, texts = "how many ships", TEXTS[:3]
+    with fleet(path, task="auto", dtype="float32") as running:
+        found = scores(running.serve(), query, texts)
+    expected = model.predict([(query, text) for text in texts])
+    np.testing.assert_allclose(found, expected, atol=1e-5)

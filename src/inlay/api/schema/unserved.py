@@ -79,7 +79,6 @@ UNSERVED: Mapping[str, Reason] = {
     "documents": Reason("send chat_template_kwargs.documents to a template that reads it"),
     "ec_transfer_params": Reason(_TRANSFER, ({},)),
     "enable_response_messages": Reason("output holds all that the model wrote", (False,)),
-    "instruction": Reason(_NO_TEMPLATE),
     "input_embeds": Reason(_EMBEDS),
     "inputs_embeds": Reason(_EMBEDS),
     "kv_transfer_params": Reason(_TRANSFER, ({},)),

@@ -17,10 +17,11 @@ from inlay.engine.embed import facts
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import PoolingFamily, family_of
 from inlay.engine.embed.gelu import fuse_gelu
-from inlay.engine.embed.heads import PairHead, class_of, head_of
+from inlay.engine.embed.heads import PairHead, class_of, head_of, last_head
 from inlay.engine.embed.outputs import Head, One, all_outputs
 from inlay.engine.embed.relative_bias import bias_scores
 from inlay.engine.embed.roles import with_roles
+from inlay.engine.embed.score_tokens import with_score_tokens
 from inlay.engine.embed.self_check import (
     CheckBatch,
     judge_vectors,
@@ -131,12 +132,15 @@ class Encoder:
             settings.batch.max_model_len, config, hidden, self._first
         )
         outputs = facts.outputs_of(settings, config, family, hidden)
-        self._pairs = PairHead(model, pooler, outputs[0]) if scores else None
-        self._heads: dict[str, Head] = (
-            {each.name: head_of(each, model, config.directory) for each in outputs}
-            if self._pairs is None
-            else {outputs[0].name: One(outputs[0].name, self._pairs)}
-        )
+        self._pairs: PairHead | None = None
+        self._heads: dict[str, Head] = {}
+        if not scores:
+            self._heads = {each.name: head_of(each, model, config.directory) for each in outputs}
+        elif family.causal:
+            self._heads = {outputs[0].name: last_head(model, outputs[0])}
+        else:
+            self._pairs = PairHead(model, pooler, outputs[0])
+            self._heads = {outputs[0].name: One(outputs[0].name, self._pairs)}
         self.card = with_roles(facts.card_of(settings, config, hidden, outputs), config)
         self.weights_id = facts.identity(config, outputs)
         # Engines that make the first output alone, some of vectors of length 1, have their own.
@@ -148,11 +152,11 @@ class Encoder:
         self._floor = FLOOR[torch.bfloat16 if coarse else self.dtype]
         self.refuses_rows: str | None = None
         self.embedding_table_id, self.embedding_abs_max = "", 0.0
-        if family.causal and not scores:
+        if family.causal:
             table = EmbeddingTable.open(config.directory)
             self.embedding_table_id, self.embedding_abs_max = table.id, table.abs_max()
         else:
-            self.refuses_rows = "it reads tokens; decoders that make embeddings take rows as well"
+            self.refuses_rows = "it reads tokens; decoders take rows as well"
 
     @classmethod
     def load(cls, settings: EngineSettings) -> "Encoder":
@@ -169,11 +173,12 @@ class Encoder:
                 param="quantization",
             )
         directory = directory_of(settings.model.model, settings.model.revision)
-        config = EmbeddingConfig.read(directory)
+        config = with_score_tokens(EmbeddingConfig.read(directory), settings)
         stored = config_of(config.directory)
         family = family_of(stored)
         scores = settings.model.task == "score"
-        facts.check_task(stored, family, settings.model.task)
+        words = any(each.words for each in config.outputs)
+        facts.check_task(stored, family, settings.model.task, decoders=True, words=words)
         sources = {each.source for each in facts.chosen_outputs(settings.pooling, config)}
         device = device_of(settings.model.device)
         if device.type == "cpu":
@@ -201,8 +206,10 @@ class Encoder:
             length = facts.max_model_len(settings.batch.max_model_len, config, hidden, first)
             base = _body_of(model, family)
             return vector_reference(
-                model, base, config.directory, family, length, first, scores=scores, draw=draw
-            )
+                model, base, config.directory, family, length, first,
+                # A decoder's head is one product, of states that are compared.
+                scores=scores and not family.causal, draw=draw,
+            )  # fmt: skip
 
         subject = Subject(
             weights_id(config.directory),
@@ -225,9 +232,9 @@ class Encoder:
 
     def _pooled(self, reference: Reference, states: Tensor) -> bytes:
         """Return the reference of the pool: what the heads make of states of the own code."""
-        batch = CheckBatch.of(pool_prompts(reference.prompts, scores=self.scores))
+        batch = CheckBatch.of(pool_prompts(reference.prompts, scores=self._pairs is not None))
         (first, *_), variants = self._heads, states
-        if first not in FIRST_PORTS:
+        if first not in FIRST_PORTS or (self.scores and self._pairs is None):
             return b""
         if self._pairs is None:
             asked = list(map(EmbedInput, batch.prompts, batch.second_from))

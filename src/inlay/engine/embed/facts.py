@@ -29,18 +29,48 @@ _logger = logging.getLogger(__name__)
 _SCORES = "ForSequenceClassification"
 
 
-def check_task(stored: Mapping[str, Any], family: PoolingFamily | None, task: str) -> None:
+def check_task(
+    stored: Mapping[str, Any],
+    family: PoolingFamily | None,
+    task: str,
+    *,
+    decoders: bool = False,
+    words: bool = False,
+) -> None:
     """Check a checkpoint's `config.json` against the requested task.
+
+    Args:
+        stored: the file.
+        family: of the model; None where it is unknown.
+        task: "embed" or "score".
+        decoders: the engine scores with decoders.
+        words: and by the logits of words.
 
     Raises:
         InvalidRequestError: embeddings of a cross-encoder, or scores of anything else.
     """
     names = [str(name) for name in stored.get("architectures") or ()]
     classifies = any(name.endswith(_SCORES) for name in names)
-    if task == "score" and not (classifies and (family is None or family.scores)):
+    if task == "score" and words:
+        if family is None or not family.causal or not family.scores or not decoders:
+            raise InvalidRequestError(
+                "scores by the logits of words (LogitScore, --score-tokens) are served of decoders "
+                "of text, by the torch engine",
+                param="score_tokens",
+            )
+        if classifies:
+            raise InvalidRequestError(
+                f"the checkpoint holds {', '.join(names)}, which has a head of its own: it takes "
+                "no --score-tokens",
+                param="score_tokens",
+            )
+        return
+    serves = family is None or (family.scores and (decoders or not family.causal))
+    if task == "score" and not (classifies and serves):
         raise InvalidRequestError(
             f"the checkpoint holds {', '.join(names) or 'no known head'}; --task score serves "
-            f"classification heads: encoders whose architecture ends with {_SCORES}"
+            f"classification heads, whose architecture ends with {_SCORES}, and decoders that say "
+            "yes or no (--score-tokens no,yes)"
         )
     if task != "score" and classifies:
         raise InvalidRequestError(
@@ -85,6 +115,11 @@ def outputs_of(
             say how states are pooled and the `family` is unknown, or its head is not served.
     """
     if settings.model.task == "score":
+        words = next((each for each in config.outputs if each.words), None)
+        if words is not None:
+            return (words,)
+        if family is not None and family.causal:
+            return (OutputPlan("labels", source="classes", select=("lasttoken",)),)
         # ModernBERT's heads say which; all others read the first state.
         mean = getattr(model, "classifier_pooling", "cls") == "mean"
         return (OutputPlan("labels", source="classes", select=("mean" if mean else "cls",)),)
@@ -167,7 +202,7 @@ def card_of(
         InvalidRequestError: dimensions larger than the vectors.
     """
     if settings.model.task == "score":
-        return _scoring_card(model)
+        return _scoring_card(model, outputs[0])
     cards = tuple(_output_card(output, model) for output in outputs)
     size = next((each.size for each in cards if each.name == "dense"), cards[0].size)
     allowed = (
@@ -218,11 +253,21 @@ def _labels(config: Any) -> tuple[str, ...]:
     return tuple(names[index] for index in numbers) if {*numbers} <= {*names} else ()
 
 
-def _scoring_card(config: Any) -> EmbeddingCard:
-    """Describe a scoring model: its labels, and the activation after its logits."""
+def _scoring_card(config: Any, output: OutputPlan) -> EmbeddingCard:
+    """Describe a scoring model: its labels, and the activation after its logits.
+
+    The difference of two words' logits is that of a softmax of both; one logit stays as it is.
+    """
+    if output.words:
+        activation = "sigmoid" if len(output.words) == 2 else "identity"
+        return EmbeddingCard(size=1, normalize=False, activation=activation, templated=True)
     size = int(config.num_labels)
     return EmbeddingCard(
-        size=size, normalize=False, activation=_activation(config, size), labels=_labels(config)
+        size=size,
+        normalize=False,
+        activation=_activation(config, size),
+        labels=_labels(config),
+        templated=output.select == ("lasttoken",),
     )
 
 
@@ -268,6 +313,7 @@ def identity(config: EmbeddingConfig, outputs: Sequence[OutputPlan], *, unit: bo
     for output in outputs:
         if output.name in ("dense", "labels"):
             hasher.update(",".join(output.select or ()).encode())
+            hasher.update("".join(f" {id_}" for id_ in output.words).encode())
         elif output.head or output.source != "states":
             hasher.update(f"\n{output.name} {output.select} {output.finish}".encode())
         for layer in output.head:

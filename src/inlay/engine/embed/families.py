@@ -26,7 +26,8 @@ class PoolingFamily:
         tiled: True if its `encoder` is BERT-like, so that `TiledEncoder` can compute it.
         gelu: module and attribute of a GELU, and the attribute of the linear before it, into which
             it can be fused.
-        scores: True if its sequence classification head is supported.
+        scores: True if its sequence classification head is supported; those of decoders read
+            the last state.
         language: attribute of the model that is its language model; None if it has no tower.
         own_head: the language model inside is a causal one, around its layers.
         rope_axes: numbers of a position: 3 with M-RoPE (time, height, width), else 1.
@@ -47,7 +48,7 @@ class PoolingFamily:
 
 
 _BERT_GELU = ("Intermediate", "intermediate_act_fn", "dense")
-_DECODER = PoolingFamily(causal=True, fused=_LLAMA, scores=False)
+_DECODER = PoolingFamily(causal=True, fused=_LLAMA)
 
 FAMILIES: dict[str, PoolingFamily] = {
     "bert": PoolingFamily(token_types=True, tiled=True, gelu=_BERT_GELU),
@@ -85,6 +86,7 @@ REFUSED: dict[str, str] = {
 FAMILIES |= {
     name: replace(
         _DECODER,
+        scores=False,
         language=family.language,
         own_head=family.own_head,
         rope_axes=family.rope_axes,

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import (
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -25,6 +27,8 @@ _NO_WORDS = ("cls_token", "eos_token", "pad_token", "unk_token")
 
 def class_of(sources: Collection[Source], *, scores: bool) -> Any:
     """Return the transformers class whose models have the heads that outputs read."""
+    if scores and "vocabulary" in sources:
+        return AutoModelForCausalLM
     if scores:
         return AutoModelForSequenceClassification
     if "vocabulary" in sources:
@@ -63,6 +67,23 @@ def head_of(output: OutputPlan, model: Any, directory: Path) -> Head:
         if name in _NO_WORDS
     ]
     return Ids(lambda states: layers(states.float()), [id_ for id_ in special if id_ is not None])
+
+
+def last_head(model: Any, output: OutputPlan) -> Head:
+    """Return the head of a decoder that scores by its last state.
+
+    Of words it is one row: the difference of theirs in the matrix of all logits.
+    """
+    if output.words:
+        rows = model.get_output_embeddings().weight[list(output.words)].detach().float()
+        weight = rows[:1] - rows[1:] if len(rows) == 2 else rows
+    else:
+        weight = model.score.weight.detach().float()
+
+    def logits(states: Tensor, lengths: Sequence[int]) -> Tensor:
+        return functional.linear(pool(states, lengths, output.select or ()).float(), weight)
+
+    return One(output.name, logits)
 
 
 class PairHead:

@@ -13,6 +13,7 @@ from inlay.messages.card import ModelCard
 from inlay.messages.pooling import RoleCard
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.render import Renderer
+from inlay.render.score_template import ScoredText, ScoreTemplate
 from inlay.render.texts import Range
 
 CHUNK_INPUTS = 64
@@ -243,6 +244,65 @@ class PairInputs:
         for index, pair in enumerate(found, start):
             self.cut.check(len(pair.ids), f"{self.param}[{index}]")
         return [InputPiece(Prompt.of(Tokens(pair.ids)), pair.second_from) for pair in found]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplatedPairs:
+    """Pairs of texts, as a score template writes them; arguments as of `PairInputs`.
+
+    Of what is too long, the document is cut, and nothing of the template.
+    """
+
+    pairs: Sequence[tuple[str, str]]
+    renderer: Renderer
+    cut: Truncation
+    param: str
+    clips: tuple[int, int] = (0, 0)
+    instruction: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def weight(self, index: int) -> int:
+        return sum(map(len, self.pairs[index])) // _CHARACTERS + 1
+
+    def pieces(self, start: int, stop: int) -> list[InputPiece]:
+        template = ScoreTemplate(self.renderer.templates.choose(tools=False))
+        found = []
+        for index in range(start, stop):
+            query, document = (
+                self.renderer.clipped([text], [clip])[0]
+                for text, clip in zip(self.pairs[index], self.clips, strict=True)
+            )
+            written = template.written(query, document, self.instruction)
+            try:
+                ids, truncated = self._ids(written)
+            except InvalidRequestError as error:
+                raise error.at(self.param) from None
+            self.cut.check(len(ids), f"{self.param}[{index}]")
+            found.append(InputPiece(Prompt.of(Tokens(ids)), truncated=truncated))
+        return found
+
+    def _ids(self, written: ScoredText) -> tuple[Sequence[int], bool]:
+        encode, keep = self.renderer.texts.encode, self.cut.keep
+        before, document, after = written
+        if keep is None:
+            return encode([before + document + after], add_special_tokens=False)[0], False
+        around = sum(map(len, encode([before, after], add_special_tokens=False)))
+        room, truncated = keep - around, False
+        while True:
+            if room < 0:
+                raise InvalidRequestError(
+                    f"the query and the score template have {around} tokens; {keep} are kept of "
+                    "a pair, and only its document is cut",
+                    param="truncate_prompt_tokens",
+                )
+            kept = self.renderer.clipped([document], [room])[0] if room else ""
+            truncated |= len(kept) < len(document)
+            ids = encode([before + kept + after], add_special_tokens=False)[0]
+            if len(ids) <= keep:
+                return ids, truncated
+            room = room - max(1, len(ids) - keep)
 
 
 @dataclass(frozen=True, slots=True)

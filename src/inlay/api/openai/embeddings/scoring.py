@@ -5,6 +5,7 @@ Cross-encoders by their own scores, embedding models by the likeness of one of t
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from inlay.api.openai.embeddings.gathering import (
     gather,
     stacked,
 )
-from inlay.api.openai.embeddings.inputs import Joined, PairInputs
+from inlay.api.openai.embeddings.inputs import Joined, PairInputs, TemplatedPairs
 from inlay.api.openai.embeddings.prompts import cut_of
 from inlay.api.openai.embeddings.roles import DOCUMENT, QUERY
 from inlay.api.openai.embeddings.sides import Item, Reading, Side, ToCompute, in_fields
@@ -147,9 +148,12 @@ async def _scores(
             param="model",
         )
     request: ScoringRequest = incoming.parsed.request
-    _check_pairs(request, model)
+    _check_pairs(request, model, card.templated)
     queries, documents = first.texts(model.name), second.texts(model.name)
-    pairs = PairInputs(
+    kind = (
+        partial(TemplatedPairs, instruction=request.instruction) if card.templated else PairInputs
+    )
+    pairs = kind(
         list(
             zip(queries * len(documents) if len(queries) == 1 else queries, documents, strict=True)
         ),
@@ -170,6 +174,7 @@ async def _similarities(
     """As `_scores`, by vectors. What is not stored is computed together."""
     server, card = call.server, embedding_card(model)
     request: ScoringRequest = incoming.parsed.request
+    _check_instruction(request, model, templated=False)
     name = request.output or first_output(model)
     stored = [
         await stored_documents(call, side.refs, model, name, role)
@@ -218,14 +223,30 @@ async def _similarities(
 _ROLES = (QUERY, DOCUMENT)
 
 
-def _check_pairs(request: ScoringRequest, model: ServedModel) -> None:
+def _check_pairs(request: ScoringRequest, model: ServedModel, templated: bool) -> None:
     """Raise `InvalidRequestError` for fields that a model of pairs does not have."""
+    _check_instruction(request, model, templated)
+    if templated and request.truncation_side == "left":
+        raise InvalidRequestError(
+            "truncation_side may only be right: of a document in a score template the first "
+            "tokens are kept",
+            param="truncation_side",
+        )
     for name in ("output", "query_prompt_name", "document_prompt_name"):
         if getattr(request, name) is not None:
             raise InvalidRequestError(
                 f"{name} is of embedding models; the model `{model.name}` reads pairs of texts",
                 param=name,
             )
+
+
+def _check_instruction(request: ScoringRequest, model: ServedModel, templated: bool) -> None:
+    if request.instruction is not None and not templated:
+        raise InvalidRequestError(
+            f"instruction is a variable of a score template; the model `{model.name}` reads texts "
+            "without a chat template",
+            param="instruction",
+        )
 
 
 def _clips(request: ScoringRequest, max_len: int) -> tuple[int, int]:

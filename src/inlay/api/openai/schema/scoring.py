@@ -29,6 +29,8 @@ class ScoringRequest(TextsRequest, kw_only=True):
             "passage" and "corpus", or else the default prompt.
         output: of an embedding model, the output that is compared: "dense" by cosine, "sparse" by
             dot product, "tokens" by MaxSim; the model's first when absent.
+        instruction: of a decoder that scores by a template, what its queries look for; the
+            template's own when absent.
     """
 
     max_tokens_per_query: Annotated[int | None, example(64)] = None
@@ -37,8 +39,9 @@ class ScoringRequest(TextsRequest, kw_only=True):
     document_prompt_name: Annotated[str | None, example("passage")] = None
     output: Literal["dense", "sparse", "tokens"] | None = None
 
+    instruction: Annotated[str | None, example("Find passages that answer.")] = None
+
     chat_template_kwargs: Unserved = None
-    instruction: Unserved = None
 
 
 class Document(msgspec.Struct, frozen=True):
