@@ -120,9 +120,11 @@ def test_the_files_of_sentence_transformers_say_words_and_template() -> None:
     path = models.words("qwen3", said=True)
     with fleet(path, task="auto") as running:
         url = running.serve()
-        for told, instruction in (({}, "retrieve documents"), ({"instruction": "z x"}, "z x")):
+        told: dict[str, Any] = {}
+        for instruction in ("retrieve documents", "z x"):
             wanted = [sigmoid(log_odds(path, written(each, instruction))) for each in DOCUMENTS]
             assert scored(url, **told) == pytest.approx(wanted, abs=1e-5)
+            told = {"instruction": "z x"}
 
 
 def test_a_logit_of_one_word_stays_one() -> None:
