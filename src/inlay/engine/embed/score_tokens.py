@@ -10,7 +10,7 @@ from inlay.render.tokenizer import load_tokenizer
 
 
 def with_score_tokens(config: EmbeddingConfig, settings: EngineSettings) -> EmbeddingConfig:
-    """Return `config` with the score that `settings.pooling.score_tokens` names in place of its outputs.
+    """Return `config` with the score that `score_tokens` names in place of its outputs.
 
     Raises:
         InvalidRequestError: more than two words, one that is no token, or another task.
@@ -20,8 +20,8 @@ def with_score_tokens(config: EmbeddingConfig, settings: EngineSettings) -> Embe
         return config
     if settings.model.task != "score" or len(words) > 2:
         raise InvalidRequestError(
-            f"--score-tokens {','.join(words)} with --task {settings.model.task}: allowed with --task "
-            "score, one token or two",
+            f"--score-tokens {','.join(words)} with --task {settings.model.task}: allowed with "
+            "--task score, one token or two",
             param="score_tokens",
         )
     tokenizer = load_tokenizer(config.directory).tokenizer
