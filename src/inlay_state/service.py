@@ -186,6 +186,15 @@ class State:
             else:
                 await self._answer(call, incoming, record, history, stored=stored)
 
+    async def whole(
+        self, call: Call, incoming: ParsedRequest[ResponsesRequest]
+    ) -> ParsedRequest[ResponsesRequest]:
+        """Return a request with what it goes on with. Raises as `create`."""
+        request = incoming.parsed.request
+        past = request.previous_response_id, _conversation_of(request)
+        history = await history_of(call, self.kept, self.owner_of(call), *past)
+        return with_history(call, incoming, history)
+
     async def _answer(
         self,
         call: Call,

@@ -50,6 +50,19 @@ def test_a_response_says_what_the_chat_of_the_same_words_says(url: str, client: 
     assert json.loads(response.model_dump_json())["store"] is False
 
 
+def test_positions_of_an_input_are_counted_as_its_response_counts_them(
+    url: str, client: Any, llama: Fleet
+) -> None:
+    rows = {"type": "prompt_embeds", "data": saved(embeds_of(llama))}
+    said = [{"role": "user", "content": [{"type": "input_text", "text": TEXT}, rows]}]
+    for words in ({"input": TEXT, "instructions": "count"}, {"input": said}):
+        counted = client.responses.input_tokens.count(model="tiny", **words)
+        response = client.responses.create(**GREEDY, **words, max_output_tokens=2)
+        assert counted.input_tokens == response.usage.input_tokens
+    refused = post(url, "/v1/responses/input_tokens", {"input": []})
+    assert (refused.status_code, error(refused)["param"]) == (400, "input")
+
+
 def test_the_input_of_many_turns_is_that_of_a_chat(says: Says) -> None:
     client = says.openai("{{ messages | tojson }}<|im_end|>")
     reasoning = {

@@ -25,13 +25,18 @@ async def flood(engine: GenerateEngine, count: int, **sampling: Any) -> list[Rec
     return receivers
 
 
-async def a_newcomer_is_served_at_once(engine: GenerateEngine, directory: Path) -> None:
-    """Another client's four tokens, beside one that asked for three times the places there are."""
+async def a_newcomer_is_served_at_once(
+    engine: GenerateEngine, directory: Path, client: str = "new", priority: int = 0
+) -> None:
+    """A client's four tokens, beside one that asked for three times the places there are.
+
+    That one has asked at `priority`.
+    """
     places = engine.card.limits.max_num_seqs
     before = engine.stats()
-    receivers = await flood(engine, 3 * places)
+    receivers = await flood(engine, 3 * places, priority=priority)
     assert engine.stats().waiting >= 2 * places
-    asked = make_request("new", Prompt.of(Tokens(ids(900, 6))), 4, client="new")
+    asked = make_request("new", Prompt.of(Tokens(ids(900, 6))), 4, client=client)
     at_most = [len(receiver.output) for receiver in receivers]
     (newcomer,) = await run(engine, asked)
     steps = max(

@@ -100,6 +100,17 @@ def test_a_chain_has_the_prompt_of_the_same_items_sent_whole(client: openai.Open
     assert [item.id for item in pages] == ids[::-1]
 
 
+def test_what_a_request_goes_on_with_is_counted(client: openai.OpenAI) -> None:
+    first = client.responses.create(input="count the lanterns", **ASK)
+    kept = client.conversations.create(items=[{"role": "user", "content": "count"}])
+    for past in ({"previous_response_id": first.id}, {"conversation": kept.id}):
+        asked: Any = {"input": "go on", **past}
+        counted = client.responses.input_tokens.count(model="tiny", **asked).input_tokens
+        made = client.responses.create(**asked, **ASK)
+        assert made.usage is not None
+        assert counted == made.usage.input_tokens
+
+
 def test_a_stream_is_kept_before_its_end_is_sent(client: openai.OpenAI) -> None:
     for _ in range(5):
         for event in client.responses.create(input="count", stream=True, **ASK):

@@ -37,6 +37,7 @@ from inlay.api.openai.embeddings.cohere import embed
 from inlay.api.openai.embeddings.route import classify, embeddings, pooling
 from inlay.api.openai.embeddings.scoring import rerank, score
 from inlay.api.openai.encode import encode
+from inlay.api.openai.responses.route import count_input
 from inlay.api.openai.responses.route import responses as create_response
 from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion
 from inlay.api.openai.schema.cohere import EmbedRequest, EmbedResponse
@@ -60,7 +61,7 @@ from inlay.api.openai.schema.prompt_embeds import (
     Stored,
     UploadRequest,
 )
-from inlay.api.openai.schema.responses import Response, ResponsesRequest
+from inlay.api.openai.schema.responses import InputTokens, Response, ResponsesRequest
 from inlay.api.openai.schema.responses_events import StreamEvent
 from inlay.api.openai.schema.scoring import (
     RerankRequest,
@@ -121,6 +122,14 @@ _ANSWERS: Routes = (
             examples={"question": {"input": QUESTION}},
         ),
         create_response,
+    ),
+    (
+        Operation(
+            "POST", "/v1/responses/input_tokens", "Number of positions of a prompt of items.",
+            ResponsesRequest, InputTokens, multipart=True,
+            examples={"question": {"input": QUESTION}},
+        ),
+        count_input,
     ),
     (
         Operation(

@@ -69,6 +69,11 @@ def test_words_after_the_dashes_reach_vllm_untouched(directory: Path) -> None:
     assert found.kv_events_config is not None
 
 
+def test_batches_come_after_all_others_unless_another_policy_is_chosen(directory: Path) -> None:
+    assert arguments(directory).scheduling_policy == "priority"
+    assert arguments(directory, "--scheduling-policy", "fcfs").scheduling_policy == "fcfs"
+
+
 def test_only_ranks_of_experts_know_of_one_another(directory: Path, tmp_path: Path) -> None:
     ranks = {"data_parallel_size": 2, "data_parallel_rank": 1}
     dense = arguments(directory, **ranks)

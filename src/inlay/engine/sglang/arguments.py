@@ -71,6 +71,10 @@ def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str
     for name, flag in _NAMES.items():
         if (value := said.get(name)) is not None:
             yield from (flag, str(value + PROBES if name == "max_num_seqs" else value))
+    # Batches come after clients' requests, for the next prompt and for what is retracted. A place
+    # is taken back by inlay itself.
+    yield from ("--enable-priority-scheduling", "--schedule-low-priority-values-first")
+    yield from ("--disable-priority-preemption", "--retraction-policy", "priority")
     if not settings.cache.enable_prefix_caching:
         yield "--disable-radix-cache"
     if settings.compute.enforce_eager and settings.model.device != "cpu":

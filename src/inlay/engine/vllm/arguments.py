@@ -101,6 +101,10 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
     if gives_tickets(transfer_config(settings)) and args.disable_hybrid_kv_cache_manager is None:
         # One list of blocks a prompt: a ticket names no more.
         args.disable_hybrid_kv_cache_manager = True
+    if "--scheduling-policy" not in flags:
+        # Clients' requests have one priority unless the frontend lets them choose; batches come
+        # after them, for places of the step and for blocks.
+        args.scheduling_policy = "priority"
     args.enable_log_requests = False
     args.disable_log_stats = True
     args.worker_extension_cls = "inlay.engine.vllm.extension.WorkerExtension"

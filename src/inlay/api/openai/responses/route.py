@@ -9,8 +9,8 @@ from typing import Protocol
 import msgspec
 
 from inlay.api.fields import answer_id
-from inlay.api.generation.chat import chat_model, prepare_chat
-from inlay.api.generation.messages import read_messages
+from inlay.api.generation.chat import chat_model, chat_prompt, prepare_chat
+from inlay.api.generation.messages import MessageReader, read_messages
 from inlay.api.generation.respond import TOKEN_BYTES, respond
 from inlay.api.openai.responses.input import (
     LOGPROBS,
@@ -27,6 +27,7 @@ from inlay.api.openai.responses.input import (
 from inlay.api.openai.responses.shape import ResponsesShape
 from inlay.api.openai.schema.responses import (
     ConversationRef,
+    InputTokens,
     ReasoningOptions,
     Response,
     ResponsesRequest,
@@ -104,6 +105,11 @@ class ResponseKeeper(Protocol):
     async def create(self, call: Call, incoming: ParsedRequest[ResponsesRequest]) -> None:
         """Answer a request, by `answer`."""
 
+    async def whole(
+        self, call: Call, incoming: ParsedRequest[ResponsesRequest]
+    ) -> ParsedRequest[ResponsesRequest]:
+        """Return a request with what it goes on with in its input."""
+
 
 KEEPER = "state"
 
@@ -117,6 +123,29 @@ async def responses(call: Call) -> None:
         return
     check_stateless(incoming.parsed.request)
     await answer(call, incoming)
+
+
+async def count_input(call: Call) -> None:
+    """Answer with the positions that a request's prompt would have."""
+    incoming = await read_request(call, _decoder, in_input)
+    request, server = incoming.parsed.request, call.server
+    keeper: ResponseKeeper | None = server.parts.get(KEEPER)
+    if keeper is None:
+        check_stateless(request)
+    await server.run_prepared(call.memory.json, check_responses, request)
+    if keeper is not None:
+        incoming = await keeper.whole(call, incoming)
+    said, chat = await server.run_prepared(incoming.size, _as_chat, request)
+    model = chat_model(server, request.model)
+    try:
+        found = await chat_prompt(call, incoming, chat, model, _reader(said), request)
+    except InvalidRequestError as error:
+        raise error.mapped(_own_field) from None
+    await call.json(InputTokens(model.positions_before + len(found.prompt)))
+
+
+def _reader(said: ResponsesChat) -> MessageReader:
+    return partial(read_messages, said.messages, named=said.named, served=PARTS)
 
 
 async def answer(
@@ -143,7 +172,7 @@ async def answer(
             chat,
             model,
             response_id,
-            partial(read_messages, said.messages, named=said.named, served=PARTS),
+            _reader(said),
             request,
         )
         del incoming, said

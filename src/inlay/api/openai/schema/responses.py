@@ -339,3 +339,10 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     usage: Annotated[ResponsesUsage | None, field("Positions and tokens of this answer.")] = None
     user: Annotated[str | None, field("as the request had it.", "somebody")]
     hidden_states: ShownStates = msgspec.UNSET
+
+
+class InputTokens(msgspec.Struct, frozen=True):
+    """The response of `/v1/responses/input_tokens`; rows of embeddings and images count too."""
+
+    input_tokens: PromptTokens
+    object: Literal["response.input_tokens"] = "response.input_tokens"
