@@ -193,7 +193,7 @@ class State:
         request = incoming.parsed.request
         past = request.previous_response_id, _conversation_of(request)
         history = await history_of(call, self.kept, self.owner_of(call), *past)
-        return with_history(call, incoming, history)
+        return await with_history(call, incoming, history)
 
     async def _answer(
         self,
