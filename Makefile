@@ -13,8 +13,9 @@ SUM := $(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.installed-$(SUM)
 DEMO_STAMP := $(VENV)/.installed-demo-$(SUM)
 PIP := $(BIN)/python -m pip install --quiet
+RELEASES := --constraint constraints.txt
 
-.PHONY: demo install test test-slow test-all test-again test-core test-unit check format site bench test-gpu bench-gpu test-published test-engines test-deploy reference clean
+.PHONY: demo install test test-slow test-all test-again test-core test-newest test-unit check format site bench test-gpu bench-gpu test-published test-engines test-deploy reference clean
 
 install: $(STAMP)
 
@@ -22,12 +23,12 @@ $(DEMO_STAMP): constraints.txt pyproject.toml
 	@echo "installing into $(VENV): the first time this downloads about 1.2 GB (torch and others), some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade "pip>=25.1"
-	$(PIP) --constraint constraints.txt --editable ".[torch]" openai
+	$(PIP) $(RELEASES) --editable ".[torch]" openai
 	rm -f $(VENV)/.installed-*
 	touch $@
 
 $(STAMP): $(DEMO_STAMP)
-	$(PIP) --constraint constraints.txt --group bench --group dev --group test
+	$(PIP) $(RELEASES) --group bench --group dev --group test
 	touch $@
 
 demo: $(DEMO_STAMP)
@@ -58,6 +59,13 @@ test-again: install
 # The core alone: no extension is loaded, and tests that need one skip.
 test-core: install
 	INLAY_EXTENSIONS= $(PYTEST) $(PROFILE) -m "not slow and $(HERE)" tests/api tests/cli tests/http tests/worker
+
+# The newest releases that pyproject.toml allows, in an environment of their own: once a week, to see
+# what a release of uvicorn, transformers or torch breaks before constraints.txt has it.
+test-newest:
+	rm -f .venv-newest/.installed-*
+	$(MAKE) install VENV=.venv-newest RELEASES="--upgrade --upgrade-strategy eager"
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest $(PROFILE) -m "not slow and $(HERE)" tests/http tests/engine
 
 # Parts that need no server, no broker and no engine.
 UNIT := $(filter-out tests/test_preloaded.py tests/test_engine_suites.py,$(wildcard tests/test_*.py)) tests/tensors tests/render tests/router tests/media tests/embedding
