@@ -7,7 +7,7 @@ import pytest
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine import EngineSettings, create
-from inlay.engine.spec import check_options
+from inlay.engine.options import check_options
 from inlay.engine.task import with_task
 from inlay.messages.digest import Secret
 from tests.models import tiny

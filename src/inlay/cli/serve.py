@@ -19,10 +19,10 @@ from inlay.cli.model_directory import check_model
 from inlay.cli.process import Console, on_signals, run_until_signal, waiting
 from inlay.cli.settings import ServeSettings
 from inlay.engine import check as check_engine
+from inlay.engine.options import spec_of
 from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.engine.settings import EngineSettings
 from inlay.engine.source import Served, plan_of
-from inlay.engine.spec import spec_of
 from inlay.engine.task import with_engine
 from inlay.engine.vllm.connectors import transfer_config
 from inlay.http.address import check_address

@@ -6,8 +6,9 @@ is created.
 
 `settings.py` is the one declaration of a worker's engine flags, `spec.py` the registry that
 `create` chooses from: `torch` (built in), `embed` (embeddings and scores with transformers),
-`vllm`, `sglang` and `echo.py` (no model, for tests), and those of extensions. Shared
-by all: `admission.py` (checks of requests before they cost anything), `task.py` (the task of
+`vllm`, `sglang` and `echo.py` (no model, for tests), and those of extensions; `options.py` says
+what each refuses. Shared by all: `admission.py` (checks of requests before they cost anything),
+`task.py` (the task of
 `--task auto`), `weights.py` (model files and their identity), `model_files.py` (facts read from
 them), `ranks.py` (data-parallel ranks: each is a worker process of its own, so that a router knows
 whose cache a prompt is in), `fairness.py` (shares of clients), `slots.py` (the wait for a place,
@@ -24,9 +25,9 @@ engine: overflowing batches are dropped, and the missing sequence number shows i
 """
 
 from inlay.engine.api import Engine
+from inlay.engine.options import check_options, environment, spec_of
 from inlay.engine.ranks import check_ranks
 from inlay.engine.settings import EngineSettings
-from inlay.engine.spec import check_options, environment, spec_of
 from inlay.messages.digest import Secret
 
 __all__ = ["Engine", "EngineSettings", "check", "create", "environment"]

@@ -15,6 +15,7 @@ from pydantic_core import PydanticKnownError
 
 from inlay.base.errors import InvalidRequestError
 from inlay.embedding.plan import OutputName, PoolingMode
+from inlay.engine.spec import engines, known
 from inlay.extension import OneOf
 from inlay.media.spec import Kind, max_items_of
 from inlay.messages.card import Phase
@@ -33,8 +34,6 @@ def _engines() -> Collection[str]:
 
     One of an extension that is not loaded is refused when it is used, by a message that says so.
     """
-    from inlay.engine.spec import engines, known
-
     return dict.fromkeys([*known(), *engines()])
 
 

@@ -1,6 +1,6 @@
-"""The registry of engines: what each takes, needs and is made of."""
+"""The registry of engines: what each takes, needs and is made of. It knows no settings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -8,8 +8,7 @@ from typing import Any
 from inlay.base import extras
 from inlay.base.errors import InvalidRequestError
 from inlay.base.pace import importing
-from inlay.engine.settings import EngineSettings
-from inlay.extension import FLAG, Extension, extensions, load, merged, parts
+from inlay.extension import Extension, extensions, load, merged, parts
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class EngineSpec:
         missing: message where it is not.
         title: name of the library for people.
         task: the only task, whatever the files of the model say; empty: see `engine.task`.
-        options: of `_OPTIONS`, those that this engine takes.
+        options: of `OPTIONS`, those that this engine takes.
         hints: by option, what to use instead.
     """
 
@@ -56,65 +55,14 @@ class EngineSpec:
                     if error.name != self.library:
                         raise
                     raise InvalidRequestError(self.missing) from error
-            return _import(path)
+            return imported(path)
 
 
-def environment(
-    settings: EngineSettings, inherited: Mapping[str, str], host: str = "localhost"
-) -> dict[str, str]:
-    """Return the environment variables to add to those the engine's process inherits.
-
-    `host` is a name of this machine by which other workers reach it.
-    """
-    # The library may be in another Python only.
-    path = spec_of(settings).environment
-    return dict(_import(path)(settings, inherited, host)) if path else {}
-
-
-def check_options(settings: EngineSettings) -> None:
-    """Refuse settings that the engine does not take, or that contradict each other.
-
-    Raises:
-        InvalidRequestError: as said.
-    """
-    spec = spec_of(settings)
-    exchanges = settings.kv.role != "both" and settings.model.engine != "sglang"
-    if exchanges and not settings.cache.enable_prefix_caching:
-        raise InvalidRequestError(
-            f"--role {settings.kv.role} needs prefix caching: what other workers fetch is what it "
-            "has cached",
-            param="role",
-        )
-    if spec.check:
-        _import(spec.check)(settings)
-    for option in sorted(_OPTIONS - spec.options):
-        if not _is_set(settings, option):
-            continue
-        takers = [name for name, other in engines().items() if option in other.options]
-        raise InvalidRequestError(
-            f"--{option.replace('_', '-')} is for {_named(takers)}, not for {settings.model.engine}"
-            f"{spec.hints.get(option, '')}",
-            param=option.partition(" ")[0],
-        )
-
-
-def _named(takers: Sequence[str]) -> str:
-    if not takers:
-        return "engines of an extension that is not loaded"
-    return f"the {' and '.join(takers)} engine{'s' if len(takers) > 1 else ''}"
-
-
-def _import(path: str) -> Callable[..., Any]:
+def imported(path: str) -> Callable[..., Any]:
+    """Return what a path, "module:name", names."""
     module, _, name = path.partition(":")
     found: Callable[..., Any] = getattr(import_module(module), name)
     return found
-
-
-def _is_set(settings: EngineSettings, option: str) -> bool:
-    name, _, task = option.partition(" ")
-    value = settings.value(name)
-    default = EngineSettings.default(name)
-    return value == task if task else value is not False and value not in (default, None, "")
 
 
 IMAGES = frozenset(
@@ -134,7 +82,7 @@ _LIBRARY = frozenset({"engine_arguments", "kv_transfer_config", "connector"})
 _BLOCKS = frozenset({"activations", "quantization"})
 """Options of weights in the blocks of GGUF."""
 
-_OPTIONS = (
+OPTIONS = (
     IMAGES | _BLOCKS | _PAGES | _MEDIA | _LIBRARY
     | {
         "enable_lora", "task score", "gpu_memory_utilization", "mm_processor_kwargs", "role",
@@ -158,7 +106,7 @@ _CORE: Mapping[str, EngineSpec] = {
         environment="inlay.engine.torch.threads:engine_environment",
         library="torch",
         missing=f"torch {HERE} {extras.install('torch')}",
-        options=_OPTIONS - IMAGES - _LIBRARY,
+        options=OPTIONS - IMAGES - _LIBRARY,
     ),
     "vllm": EngineSpec(
         generate="inlay.engine.vllm.engine:VllmEngine",
@@ -168,7 +116,7 @@ _CORE: Mapping[str, EngineSpec] = {
         library="vllm",
         title="vLLM",
         missing=f"vLLM {ELSEWHERE}",
-        options=_OPTIONS - IMAGES - _BLOCKS - _MEDIA - _PAGES,
+        options=OPTIONS - IMAGES - _BLOCKS - _MEDIA - _PAGES,
         hints={
             "enable_kv_fetch": "; it has --connector",
             "kv_offloading_size": "; after -- it is vLLM's own",
@@ -220,19 +168,3 @@ def _with_those_of(given: tuple[Extension, ...]) -> Mapping[str, EngineSpec]:
     # The one that runs no model is named last.
     echo = joined.pop("echo")
     return {**joined, "echo": echo}
-
-
-def spec_of(settings: EngineSettings) -> EngineSpec:
-    """Return the engine that settings name.
-
-    Raises:
-        InvalidRequestError: it is of an extension that is not loaded.
-    """
-    found = engines().get(settings.model.engine)
-    if found is None:
-        raise InvalidRequestError(
-            f"--engine {settings.model.engine} is of an extension that is not loaded ({FLAG}); "
-            f"there are: {', '.join(engines())}",
-            param="engine",
-        )
-    return found

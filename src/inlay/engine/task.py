@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from inlay.engine.options import spec_of
 from inlay.engine.settings import EngineSettings
 from inlay.engine.source import ModelSource
-from inlay.engine.spec import spec_of
 from inlay.extension import parts
 from inlay.tensors.checkpoint import checkpoint_of, config_of
 

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inlay.base.errors import InvalidRequestError
+from inlay.engine.options import check_options
 from inlay.engine.settings import EngineSettings
-from inlay.engine.spec import check_options
 from inlay.engine.speculation import SpeculativeConfig, speculative_config
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.engine import TorchEngine
