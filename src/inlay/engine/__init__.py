@@ -8,10 +8,9 @@ is created.
 `create` chooses from: `torch` (built in), `embed` (embeddings and scores with transformers),
 `vllm`, `sglang` and `echo.py` (no model, for tests), and those of extensions; `options.py` says
 what each refuses. Shared by all: `admission.py` (checks of requests before they cost anything),
-`task.py` (the task of
-`--task auto`), `weights.py` (model files and their identity), `model_files.py` (facts read from
-them), `ranks.py` (data-parallel ranks: each is a worker process of its own, so that a router knows
-whose cache a prompt is in), `fairness.py` (shares of clients), `slots.py` (the wait for a place,
+`task.py` (the task of `--task auto`), `weights.py` (model files and their identity),
+`model_files.py` (facts read from them), `ranks.py` (data-parallel ranks: each is a worker process
+of its own, so that a router knows whose cache a prompt is in), `fairness.py` (shares of clients), `slots.py` (the wait for a place,
 before vLLM and SGLang), `grammar` (cost and trial of grammars), `pictures.py` and `decoding.py`
 (pictures from files, within a budget of bytes), `videos.py` (MP4 and WebM, decoded by a process
 that runs `video_process.py`).
