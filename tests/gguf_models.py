@@ -9,6 +9,7 @@ import numpy.typing as npt
 from gguf import MODEL_ARCH, get_tensor_name_map
 from safetensors.numpy import load_file
 
+from tests.models import make
 from tests.tensors.gguf_files import Stored, gguf_bytes, stored
 
 _ARCHITECTURES = {
@@ -37,6 +38,13 @@ def gguf_of(directory: Path, file: Path, kind: str = "F32", **changes: Any) -> P
         gguf_bytes({key: of for key, of in metadata.items() if of is not None}, tensors)
     )
     return file
+
+
+def llama_in_blocks(directory: Path, kind: str = "Q8_0") -> tuple[Path, Path]:
+    """Write a Llama whose rows are whole blocks of 32; return its directory and its file."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    plain = make("llama", directory / "plain", **sizes, num_key_value_heads=2)
+    return plain, gguf_of(plain, directory / "m.gguf", kind)
 
 
 def tensors_of(directory: Path, kind: str = "F32") -> dict[str, Stored]:

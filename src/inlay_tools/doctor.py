@@ -241,7 +241,7 @@ def _certificate(certificate: Path, key: Path | None) -> Finding:
 def _model(name: str, settings: DoctorSettings) -> Iterator[Finding]:
     """Compare a model with its own code; a line for each distance, 1 being its own rounding."""
     try:
-        from inlay.tensors.gguf import types_in
+        from inlay.tensors.gguf_model import types_in
         from inlay.tensors.hub import local_directory
         from inlay_tools.model_check import self_check_of
 

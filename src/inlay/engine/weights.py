@@ -11,7 +11,7 @@ from blake3 import blake3
 from huggingface_hub import snapshot_download
 
 from inlay.tensors.checkpoint import config_of, stored_tensors
-from inlay.tensors.gguf import types_in
+from inlay.tensors.gguf_model import types_in
 from inlay.tensors.hub import asking_hub, gguf_on_hub, local_directory
 from inlay.tensors.table import spread
 from inlay.tensors.tidy_directory import tidied

@@ -130,18 +130,6 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def types_in(path: Path) -> list[str]:
-    """The types of the tensors of a GGUF file, that of the most bytes first; empty for others.
-
-    Raises:
-        InvalidRequestError: as `GgufFile.open`.
-    """
-    sizes: Counter[str] = Counter()
-    for tensor in GgufFile.open(path).tensors.values() if is_gguf(path) else ():
-        sizes[tensor.type] += tensor.nbytes
-    return [name for name, _ in sizes.most_common()]
-
-
 def models_in(directory: Path) -> list[Path]:
     """The GGUF models of a directory, sorted: of one in parts the first part."""
     files = sorted(file for file in directory.glob(f"*{SUFFIX}") if file.is_file())

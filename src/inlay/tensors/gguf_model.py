@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from blake3 import blake3
 
 from inlay.base.errors import InvalidRequestError
 from inlay.tensors.blocks import Bytes, Floats, dequantise, is_finite
-from inlay.tensors.gguf import GgufFile, read_bytes
+from inlay.tensors.gguf import GgufFile, is_gguf, read_bytes
 from inlay.tensors.gguf_config import Named, architecture_of, config_of, named_tensors
 from inlay.tensors.gguf_tokenizer import GgufTokenizer
 from inlay.tensors.stored import StoredTensor
@@ -108,6 +109,18 @@ class GgufModel:
                 part.write(form)
             Path(part.name).replace(kept)
         return form
+
+
+def types_in(path: Path) -> list[str]:
+    """The types of the tensors of a GGUF file, that of the most bytes first; empty for others.
+
+    Raises:
+        InvalidRequestError: as `GgufModel.open`.
+    """
+    sizes: Counter[str] = Counter()
+    for tensor in GgufModel.open(path).stored if is_gguf(path) else ():
+        sizes[tensor.dtype] += tensor.nbytes
+    return [name for name, _ in sizes.most_common()]
 
 
 @lru_cache(maxsize=2)

@@ -23,8 +23,8 @@ from inlay.engine.weights import weights_form, weights_id
 from inlay.messages.prompt import Buffer, Rows, Segment, Tokens
 from inlay.tensors.checkpoint import checkpoint_of
 from inlay.tensors.table import EmbeddingTable
-from tests.gguf_models import gguf_of, tensors_of
-from tests.models import make, tiny
+from tests.gguf_models import gguf_of, llama_in_blocks, tensors_of
+from tests.models import tiny
 from tests.tensors.gguf_files import gguf_bytes, stored
 
 IDS = [int(n) for n in np.random.default_rng(1).integers(3, 250, 40)]
@@ -33,15 +33,18 @@ pytestmark = pytest.mark.skipif(integers() is None, reason="no products in integ
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama whose rows are whole blocks."""
-    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
-    return make("llama", tmp_path_factory.mktemp("whole"), **sizes, num_key_value_heads=2)
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return llama_in_blocks(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.fixture(scope="module")
-def file(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gguf_of(directory, tmp_path_factory.mktemp("blocks") / "m.gguf", "Q8_0")
+@pytest.fixture
+def directory(model: tuple[Path, Path]) -> Path:
+    return model[0]
+
+
+@pytest.fixture
+def file(model: tuple[Path, Path]) -> Path:
+    return model[1]
 
 
 def load(path: Path, **options: Any) -> CausalModel:

@@ -116,10 +116,11 @@ void unpack(const uint8_t* from, Unpacked& to) {
             for (int i = 0; i < 256; i++) to.codes[i] |= (from[16 + i % 32] >> (i / 32) & 1) << 4;
     } else if constexpr (TYPE == Q6_K) {
         const uint8_t *low = from, *high = from + 128;
-        for (int i = 0; i < 256; i++) {
-            const int half = i / 128, quarter = i % 128 / 32, l = i % 32;
-            const int nibble = low[half * 64 + quarter % 2 * 32 + l] >> (quarter / 2 * 4) & 15;
-            to.codes[i] = nibble | (high[half * 32 + l] >> (2 * quarter) & 3) << 4;
+        for (int part = 0; part < 8; part++) {
+            const int half = part / 4, quarter = part % 4;
+            const uint8_t *nibbles = low + half * 64 + quarter % 2 * 32, *pairs = high + half * 32;
+            for (int l = 0; l < 32; l++)
+                to.codes[part * 32 + l] = (nibbles[l] >> (quarter / 2 * 4) & 15) | (pairs[l] >> (2 * quarter) & 3) << 4;
         }
         std::memcpy(to.fine, from + 192, 16);
         to.scale = half_at(from + 208);
@@ -161,31 +162,33 @@ void place(Panel* panel, int64_t inputs, int64_t output, int64_t unit, Unpacked&
         else
             std::memcpy(there, &here, sizeof(here));
     };
-    // `count` bits of a code from `first` on are those of a byte from `at` on; what is put there is zero before.
-    const auto part = [](auto& there, uint8_t& code, int first, int count, int at) {
-        const int mask = (1 << count) - 1;
-        if constexpr (FROM_PANEL)
-            code |= (there >> at & mask) << first;
-        else
-            there |= (code >> first & mask) << at;
+    // Of four codes at a time: `count` bits of each from `first` on are those of a byte from `at` on; what is put there is zero before.
+    const auto part = [](auto* there, uint32_t& codes, int first, int count, int at) {
+        const uint32_t mask = ((1u << count) - 1) * 0x01010101u;
+        uint32_t found;
+        std::memcpy(&found, there, sizeof(found));
+        if constexpr (FROM_PANEL) {
+            codes |= (found >> at & mask) << first;
+        } else {
+            found |= (codes >> first & mask) << at;
+            std::memcpy(there, &found, sizeof(found));
+        }
     };
     if (FROM_PANEL) std::memset(block.codes, 0, F::INPUTS);
     for (int64_t b = 0; b < F::BLOCKS; b++) {
         auto* lines = panel + (unit * F::BLOCKS + b) * F::CODES + output * 4;
-        uint8_t* codes = block.codes + b * BLOCK;
+        uint32_t fours[8];
+        std::memcpy(fours, block.codes + b * BLOCK, sizeof(fours));
 #pragma GCC unroll 8
         for (int step = 0; step < 8; step++)
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
-                uint8_t& code = codes[step * 4 + i];
-                if constexpr (F::BITS == 8) {
-                    part(lines[step * LINE + i], code, 0, 8, 0);
-                } else {
-                    part(lines[step / 2 * LINE + i], code, 0, 4, step % 2 * 4);
-                    if constexpr (F::BITS == 5) part(lines[4 * LINE + i], code, 4, 1, step);
-                    if constexpr (F::BITS == 6) part(lines[(4 + step / 4) * LINE + i], code, 4, 2, step % 4 * 2);
-                }
+            if constexpr (F::BITS == 8) {
+                part(lines + step * LINE, fours[step], 0, 8, 0);
+            } else {
+                part(lines + step / 2 * LINE, fours[step], 0, 4, step % 2 * 4);
+                if constexpr (F::BITS == 5) part(lines + 4 * LINE, fours[step], 4, 1, step);
+                if constexpr (F::BITS == 6) part(lines + (4 + step / 4) * LINE, fours[step], 4, 2, step % 4 * 2);
             }
+        if (FROM_PANEL) std::memcpy(block.codes + b * BLOCK, fours, sizeof(fours));
     }
     auto* scales = panel + inputs / BLOCK * F::CODES + unit * F::SCALES;
     move(scales + output * 2, block.scale);

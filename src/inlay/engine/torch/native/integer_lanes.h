@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -47,8 +48,14 @@ inline Floats brains(const uint8_t* from) {
 }
 inline void store_floats(float* to, Floats x) { _mm512_storeu_ps(to, x); }
 
-// To the nearest, halves to even.
-inline void nearest(int32_t* to, Lanes x) { _mm512_storeu_si512(to, _mm512_cvtps_epi32(reinterpret_cast<__m512>(x))); }
+inline uint32_t largest(WideLanes x) { return _mm512_reduce_max_epu32(reinterpret_cast<__m512i>(x)); }
+
+// To the nearest byte, halves to even; returns their sum.
+inline int32_t nearest(int8_t* to, Lanes x) {
+    const __m512i found = _mm512_cvtps_epi32(reinterpret_cast<__m512>(x));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(found));
+    return _mm512_reduce_add_epi32(found);
+}
 
 #ifdef __AVX512VNNI__
 #define INLAY_ADD_BYTES(sums, unsigned_, signed_) _mm512_dpbusd_epi32(sums, unsigned_, signed_)
@@ -95,10 +102,19 @@ inline Floats brains(const uint8_t* from) {
 }
 inline void store_floats(float* to, Floats x) { _mm256_storeu_ps(to, x); }
 
-inline void nearest(int32_t* to, Lanes x) {
+inline uint32_t largest(WideLanes x) {
+    uint32_t found = 0;
+    for (int64_t i = 0; i < LANES; i++) found = std::max(found, x[i]);
+    return found;
+}
+
+inline int32_t nearest(int8_t* to, Lanes x) {
     __m256 parts[2];
     std::memcpy(static_cast<void*>(parts), &x, sizeof(x));
-    for (int i = 0; i < 2; i++) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8 * i), _mm256_cvtps_epi32(parts[i]));
+    int32_t found[16], sum = 0;
+    for (int i = 0; i < 2; i++) _mm256_storeu_si256(reinterpret_cast<__m256i*>(found + 8 * i), _mm256_cvtps_epi32(parts[i]));
+    for (int i = 0; i < 16; i++) sum += found[i], to[i] = static_cast<int8_t>(found[i]);
+    return sum;
 }
 
 #ifdef __AVXVNNI__

@@ -89,34 +89,30 @@ struct Activations {
         for (int64_t r = 0; r < count; r++)
             for (int64_t b = 0; b < blocks; b++) {
                 const T* from = x + (start + r) * inputs + b * BLOCK;
-                alignas(64) int32_t found[BLOCK];
+                int8_t found[BLOCK];
                 const int64_t at = start * blocks + b * count + r;
-                scales[at] = quantise_block(from, found);
+                int32_t halves[2];
+                scales[at] = quantise_block(from, found, halves);
                 int8_t* to = codes.data() + start * inputs + b * BLOCK * count + r * 4;
-                int32_t halves[2] = {};
-                for (int64_t i = 0; i < BLOCK; i++) {
-                    halves[i / 16] += found[i];
-                    to[i / 4 * count * 4 + i % 4] = static_cast<int8_t>(found[i]);
-                }
+                for (int64_t i = 0; i < BLOCK; i += 4) std::memcpy(to + i * count, found + i, 4);
                 sums[0][at] = halves[0], sums[1][at] = halves[1];
                 scaled_sums[at] = scales[at] * static_cast<float>(halves[0] + halves[1]);
             }
     }
 
-    // The largest becomes 127 or -127. What is not finite has NaN for a scale, and so gives NaN.
+    // Gives the scale, codes, and the sums of both halves. The largest becomes 127 or -127; what is not finite has NaN for a scale, and
+    // so gives NaN.
     template <typename T>
-    static float quantise_block(const T* from, int32_t* to) {
+    static float quantise_block(const T* from, int8_t* to, int32_t* halves) {
         const Lanes x[2] = {load_lanes(from), load_lanes(from + LANES)};
         // Of magnitudes, as integers: comparisons of floats lose NaN.
         const WideLanes one = reinterpret_cast<WideLanes>(x[0]) & 0x7fffffffu, two = reinterpret_cast<WideLanes>(x[1]) & 0x7fffffffu;
-        const WideLanes tops = one > two ? one : two;
-        uint32_t most = 0;
-        for (int64_t i = 0; i < LANES; i++) most = std::max(most, tops[i]);
+        const uint32_t most = largest(one > two ? one : two);
         float top;
         std::memcpy(&top, &most, sizeof(top));
         const bool finite = most < 0x7f800000u;
         const float factor = finite && top > LEAST ? 127.0f / top : 0.0f;
-        for (int half = 0; half < 2; half++) nearest(to + half * LANES, finite ? x[half] * factor : Lanes{});
+        for (int half = 0; half < 2; half++) halves[half] = nearest(to + half * LANES, finite ? x[half] * factor : Lanes{});
         return !finite ? std::numeric_limits<float>::quiet_NaN() : top > LEAST ? top / 127.0f : 0.0f;
     }
 };

@@ -19,8 +19,8 @@ from inlay.engine.torch.weights.quantised.reading import KeptWeights
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
 from inlay.tensors.blocks import TYPES, dequantise
 from inlay.tensors.checkpoint import config_of, stored_tensors
-from inlay.tensors.gguf import is_gguf, types_in
-from inlay.tensors.gguf_model import read_blocks, read_values
+from inlay.tensors.gguf import is_gguf
+from inlay.tensors.gguf_model import read_blocks, read_values, types_in
 from inlay.tensors.stored import StoredTensor
 
 _CHUNK = 1 << 22
