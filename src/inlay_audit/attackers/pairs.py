@@ -18,6 +18,8 @@ from inlay_audit.prompts import Floats, Ids
 
 _PENALTIES = (1e-4, 1e-2, 1.0, 100.0)
 _HELD_OUT = 0.2
+_STILL_OWN = 0.5
+"""Share of a row that rows are still of, on average, where all that was done to them is noise."""
 
 
 class Codebook:
@@ -120,7 +122,8 @@ class Emission:
         The variance is that of the template's rows, which stand around every text.
 
         Raises:
-            NotApplicableError: rows are not as wide as the table's, or there is no template.
+            NotApplicableError: the template's rows are not the table's own with noise: they are of
+                another width, under a key or without noise, or there is no template.
         """
         known.check_width()
         before, after = known.template.before, known.template.after
@@ -130,11 +133,18 @@ class Emission:
                 "the prompts have no token around a text, to measure the noise by"
             )
         own = known.table[ids]
-        noise = [
-            np.square(np.concatenate([rows[: len(before)], rows[len(rows) - len(after) :]]) - own)
-            for rows in known.sent
-        ]
-        spread = max(float(np.mean(noise)), _least_variance(known.table))
+        rows = np.stack(
+            [
+                np.concatenate([one[: len(before)], one[len(one) - len(after) :]])
+                for one in known.sent
+            ]
+        )
+        # Noise adds to the row that was there; a key takes it away.
+        if float((rows * own).sum()) < _STILL_OWN * len(rows) * float(np.square(own).sum()):
+            raise NotApplicableError("the template's rows are not near the table's: there is a key")
+        spread = float(np.square(rows - own).mean())
+        if spread <= _least_variance(known.table):
+            raise NotApplicableError("there is no noise: as nearest")
         return cls._plain(known.table, np.zeros(known.table.shape[1], np.float32), spread)
 
     @classmethod
