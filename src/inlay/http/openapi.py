@@ -54,7 +54,7 @@ class Parameter:
 
 _REQUEST_ID = Parameter(
     "X-Request-Id",
-    "id of the request, of 1 to 128 visible characters; drawn when absent. It comes back.",
+    "id of the request, of 1 to 128 visible characters; one is made when absent. It comes back.",
     "my-request-1",
     place="header",
 )

@@ -19,9 +19,11 @@ const isShare = (share) => share && (share.of === 0
 export function reportIn(text, name) {
   const found = JSON.parse(text);
   const whole = Array.isArray(found?.transforms) && found.transforms.length > 0
-    && found.transforms.every(({ transform, verdict, attackers }) =>
+    && found.transforms.every(({ transform, verdict, attackers, answers, not_run, samples }) =>
       typeof transform === "string" && typeof verdict?.word === "string"
-      && Array.isArray(attackers) && attackers.every(({ attacker, shares }) =>
+      && Number.isFinite(verdict.share) && (!answers || isShare(answers.same))
+      && [not_run ?? [], samples ?? [], attackers].every(Array.isArray)
+      && attackers.every(({ attacker, shares }) =>
         typeof attacker === "string" && Object.keys(METRICS).every((metric) =>
           isShare(shares?.[metric]))));
   if (!whole) throw new TypeError("no report");
@@ -71,7 +73,7 @@ function Transform({ report, found, metric }) {
   return html`<div class="side"><h3>${report.name}${" "}<span class="state"
       data-ill=${read ? "" : null}>${verdict.word}</span></h3>
     <p>${percent(verdict.share)} of ${METRICS[verdict.metric] ?? verdict.metric} by ${
-      verdict.attacker}, which ${NEEDS[verdict.knows] ?? verdict.knows}.${answers
+      verdict.attacker}, which ${NEEDS[verdict.knows] ?? verdict.knows}.${answers?.same.of
       ? ` Answers that stay the same: ${percent(answers.same.value)}.` : ""}</p>
     <${Attackers} attackers=${attackers} metric=${metric} />
     ${left.length > 0 && html`<p class="hint">Not run, or not applicable: ${left.join(", ")}.</p>`}

@@ -109,7 +109,8 @@ function Card({ worker, drains, asked }) {
   const probe = worker.last_probe;
   return html`<li class="card" data-worker=${colour(worker.id)}>
     <h3>${worker.id} <span class="state" data-well=${well ? "" : null}
-      data-ill=${well || worker.state === "asleep" ? null : ""}>${worker.state}</span></h3>
+      data-ill=${well || worker.state === "asleep" ? null : ""}>${
+        worker.state === "unprobed" ? "not checked yet" : worker.state}</span></h3>
     <dl class="facts">
       <dt>model</dt><dd>${worker.model}</dd>
       <dt>tasks</dt><dd>${worker.tasks.join(", ")}${
@@ -120,17 +121,18 @@ function Card({ worker, drains, asked }) {
       <dt>running</dt><dd>${worker.running ?? "no answer"} of ${worker.max_num_seqs}</dd>
       <dt>waiting</dt><dd>${worker.waiting ?? "–"}</dd>
       <dt>cache</dt><dd>${!worker.blocks_total ? (worker.blocks_total === null ? "–" : "none")
-        : `${share(worker.blocks_used, worker.blocks_total)} of ${worker.blocks_total} blocks, ${
-          share(worker.cached_tokens, worker.prompt_tokens)} of prompt tokens from it`}</dd>
+        : `${share(worker.blocks_used, worker.blocks_total)} of ${worker.blocks_total} blocks${
+          worker.prompt_tokens ? `; ${share(worker.cached_tokens, worker.prompt_tokens)
+            } of prompt tokens were cached` : ""}`}</dd>
       <dt>tokens</dt><dd>${worker.generated_tokens ?? "–"} generated</dd>
       ${worker.stage && html`<dt>stage</dt><dd>${worker.stage}</dd>
         <dt>leases</dt><dd>${leases(worker)}</dd>
         <dt>fetched</dt><dd>${worker.fetched_payloads ?? "–"} tensors of stages before</dd>`}
-      <dt>load</dt><dd>${worker.load.requests} requests, ${worker.load.prefill} prompt
+      <dt>load</dt><dd>requests: ${worker.load.requests}; ${worker.load.prefill} prompt
         tokens to compute</dd>
       <dt>adapters</dt><dd>${worker.adapters.join(", ") || "none"}</dd>
       <dt>asleep</dt><dd>${worker.asleep ? `level ${worker.asleep}` : "no"}</dd>
-      <dt>last probe</dt><dd>${probe ? `${probe.age.toFixed(0)} s ago, ${
+      <dt>last check</dt><dd>${probe ? `${probe.age.toFixed(0)} s ago, ${
         (1000 * probe.seconds).toFixed(0)} ms${probe.error ? `: ${probe.error}` : ""}`
         : "none"}</dd>
     </dl>
@@ -152,7 +154,7 @@ function Orders({ state }) {
   const field = (name, label, hint) => html`<label>${label}<input value=${adapter[name]}
     placeholder=${hint} onInput=${(event) => app.set({ adapter: { ...app.state.adapter,
       [name]: event.target.value } })} /></label>`;
-  return html`<section class="side" aria-labelledby="orders"><h2 id="orders">Orders</h2>
+  return html`<section class="side" aria-labelledby="orders"><h2 id="orders">Actions</h2>
     ${state.models?.length > 1 && html`<label>Model<select value=${model}
       onChange=${(event) => app.set({ model: event.target.value })}>
       ${state.models.map((name) => html`<option>${name}</option>`)}</select></label>`}

@@ -106,7 +106,8 @@ export function Noise({ app }) {
   const result = fresh.find((entry) => entry.noise === shown);
   return html`<section aria-label="Noise">
     <p class="hint">Gaussian noise is added to each row, as a share of the rows' median length.
-      On the left a reader names the nearest token of each row; on the right the model answers.</p>
+      The first box has the nearest token of each row, as a reader would see it; the second has the
+      model's answer.</p>
     <p class="notice">The nearest token is the weakest of all readers. What it cannot read, others
       may: noise hides less than it seems to here, and is no proof of anything.</p>
     <${Questions} app=${app} ask=${(question) => {
