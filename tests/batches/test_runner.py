@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import pytest
@@ -64,8 +64,11 @@ class Place:
         )
 
     async def create(self, data: bytes, window: int = 1000) -> None:
+        await self.create_from(BytesIO(data), len(data), window)
+
+    async def create_from(self, data: BinaryIO, size: int, window: int = 100_000) -> None:
         file = await self.files().create(
-            OWNER, BytesIO(data), filename="a", purpose="batch", size=len(data), ttl=None
+            OWNER, data, filename="a", purpose="batch", size=size, ttl=None
         )
         record = BatchRecord(
             id=self.id,

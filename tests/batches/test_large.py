@@ -1,0 +1,91 @@
+"""A batch of a million lines."""
+
+import asyncio
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from inlay.store.kept.contents import Contents
+from inlay.store.kept.directory import DirectoryStorage
+from inlay.store.kept.lease import Held
+from inlay_batches.lines import LineRequest, Outcome, answered
+from inlay_batches.records import decode_batch
+from inlay_batches.runner import BatchRunner, Pace
+from tests.batches.fakes import Echo
+from tests.batches.test_runner import OWNER, Place, line
+from tests.serving import peak_growth
+
+MIB = 1 << 20
+ANSWER = b'{"object":"list","data":[],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
+
+
+class Large(Echo):
+    """Answers at once, and remembers nothing."""
+
+    max_lines = 1_000_000
+
+    async def answer(self, number: int, request: LineRequest) -> Outcome:
+        await asyncio.sleep(0)
+        return answered(self._batch, number, request.custom_id, 200, "req_1", ANSWER)
+
+    async def in_thread(self, check: Callable[[], None]) -> None:
+        await asyncio.to_thread(check)
+
+
+def written(file: BinaryIO, count: int) -> int:
+    for number in range(count):
+        file.write(line(f"id-{number}"))
+    size = file.tell()
+    file.seek(0)
+    return size
+
+
+async def run(place: Place, count: int) -> None:
+    with tempfile.TemporaryFile() as file:
+        size = written(file, count)
+        await place.create_from(file, size)
+    files = place.files()
+    revision, _ = await place.storage.find(place.name)
+    held = await Held.take(
+        place.storage, place.name, revision, await place.record(), "one", decode_batch
+    )
+    assert held is not None
+    work = Large(files, OWNER, place.id)
+    await BatchRunner(
+        held, Contents(place.storage), work, Pace(inflight=128), lambda: place.now
+    ).run()
+
+
+@pytest.mark.parametrize(
+    "count", [20_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_many_lines_take_little_memory(count: int, tmp_path: Path) -> None:
+    storage = DirectoryStorage(tmp_path / "store", "--batch-store")
+    place = Place(storage)
+    try:
+        with peak_growth(os.getpid()) as grown:
+            asyncio.run(run(place, count))
+        assert grown[0] < 64 * MIB
+        found: Counter[str] = Counter()
+
+        async def read() -> str:
+            record = await place.record()
+            assert (record.total, record.completed, record.failed) == (count, count, 0)
+            file = await place.files().get(OWNER, str(record.output_file_id))
+            rest = b""
+            async for piece in place.files().read(file):
+                *lines, rest = (rest + piece).split(b"\n")
+                found.update(json.loads(each)["custom_id"] for each in lines)
+            return record.status
+
+        assert asyncio.run(read()) == "completed"
+        assert len(found) == count
+        assert found.total() == count
+    finally:
+        storage.close()
