@@ -1,12 +1,14 @@
 """What happens to both workers of a request while it goes from one to the other."""
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
 from inlay.base.address import Address
 from inlay.base.errors import EngineError
 from inlay.messages.card import Exactness, Phase
-from inlay.messages.request import Output
+from inlay.messages.request import PAGES, Output, Source
 from inlay.router import Router
 from inlay.router.settings import RouterSettings
 from tests.router.scripted_plane import SMALL, Answering, ScriptedPlane, quiet, request
@@ -71,3 +73,27 @@ async def test_tokens_that_a_worker_left_out_end_the_answer() -> None:
         await anext(stream)  # type: ignore[call-overload]
     await quiet()
     assert len(alone.answers) == 1
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_pages_come_from_a_worker_that_gave_up_and_from_none_that_is_lost(
+    lost: bool,
+) -> None:
+    addresses = [Address(name, 1, b"id") for name in ("one", "two")]
+    card = replace(SMALL, kv_layout="l", resuming={"sampling": Exactness.EXACT})
+    one, two = (Answering(each.host, replace(card, address=each)) for each in addresses)
+    stream = await send(Router(ScriptedPlane(one, two), random=First()), request("r"))
+    (answer,) = one.answers
+    answer.tell(7)
+    await anext(stream)  # type: ignore[call-overload]
+    if lost:
+        answer.lose()
+    else:
+        answer.cancel()
+    reading = asyncio.ensure_future(anext(stream))  # type: ignore[call-overload]
+    await quiet()
+    (again,) = two.answers
+    assert again.request.prior_output == (7,)
+    assert again.request.sources == (() if lost else (Source(PAGES, (addresses[0],)),))
+    stream.cancel()
+    await reading
