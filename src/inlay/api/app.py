@@ -33,6 +33,7 @@ from inlay.api.openai import lookup, models, tokenize, uploads
 from inlay.api.openai.chat.route import chat_completions
 from inlay.api.openai.completions.route import completions
 from inlay.api.openai.decisions.route import decisions
+from inlay.api.openai.embeddings import tei
 from inlay.api.openai.embeddings.cohere import embed
 from inlay.api.openai.embeddings.route import classify, embeddings, pooling
 from inlay.api.openai.embeddings.scoring import rerank, score
@@ -68,6 +69,15 @@ from inlay.api.openai.schema.scoring import (
     RerankResponse,
     ScoreRequest,
     ScoreResponse,
+)
+from inlay.api.openai.schema.tei import (
+    EmbedInputsRequest,
+    Prediction,
+    PredictRequest,
+    RankedText,
+    RankRequest,
+    ServedInfo,
+    SparseValue,
 )
 from inlay.api.openai.schema.tokenize import (
     DetokenizeRequest,
@@ -189,7 +199,18 @@ _ANSWERS: Routes = (
         RerankRequest, RerankResponse, examples=examples.RERANK), rerank),
     (Operation("POST", "/v2/rerank", "As /v1/rerank, at the path of Cohere's clients.",
         RerankRequest, RerankResponse), rerank),
-    (Operation("POST", "/rerank", "As /v1/rerank.", RerankRequest, RerankResponse), rerank),
+    (Operation("POST", "/rerank", "As /v1/rerank; with `texts` as text-embeddings-inference does.",
+        RankRequest, RerankResponse | list[RankedText]), tei.rank),
+    (Operation("POST", "/embed", "Vectors of texts, as text-embeddings-inference gives them.",
+        EmbedInputsRequest, list[list[float]], errors=tei.TEI), tei.embed),
+    (Operation("POST", "/embed_all", "Vectors of the tokens of texts, likewise.",
+        EmbedInputsRequest, list[list[list[float]]], errors=tei.TEI), tei.embed_all),
+    (Operation("POST", "/embed_sparse", "Sparse vectors of texts, likewise.",
+        EmbedInputsRequest, list[list[SparseValue]], errors=tei.TEI), tei.embed_sparse),
+    (Operation("POST", "/predict", "Classes of texts, likewise.",
+        PredictRequest, list[Prediction] | list[list[Prediction]], errors=tei.TEI), tei.predict),
+    (Operation("GET", "/info", "The first model of vectors or scores, likewise.",
+        None, ServedInfo, errors=tei.TEI), tei.describe),
     (Operation("POST", "/v2/embed", "Vectors of texts, as Cohere's clients ask.",
         EmbedRequest, EmbedResponse), embed),
 )  # fmt: skip

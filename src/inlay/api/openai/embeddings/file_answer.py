@@ -19,7 +19,8 @@ from inlay.messages.card import EmbeddingCard
 from inlay.messages.pooling import OutputCard
 from inlay.tensors.named import write_arrays
 
-_MEDIA = (b"content-type", b"application/safetensors")
+FILE_TYPE = b"application/safetensors"
+_MEDIA = (b"content-type", FILE_TYPE)
 
 
 def file_answer(

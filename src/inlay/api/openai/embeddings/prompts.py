@@ -10,7 +10,7 @@ from inlay.api.generation.truncation import Truncation
 from inlay.api.openai.embeddings.gathering import check_count, embedding_card
 from inlay.api.openai.embeddings.inputs import Chats, Inputs, PromptInputs, TextInputs
 from inlay.api.openai.embeddings.roles import DOCUMENT, part_of
-from inlay.api.openai.schema.embeddings import PromptsRequest, TextsRequest
+from inlay.api.openai.schema.embeddings import EmbeddingRequest, PromptsRequest, TextsRequest
 from inlay.api.openai.sources import in_prompt_embeds
 from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings, Source
@@ -66,7 +66,9 @@ async def inputs_of(
 
 def role_fields(request: PromptsRequest) -> dict[str, str | None]:
     """Return the fields of a request that name a role, or a prompt."""
-    return {name: getattr(request, name) for name in _OF_TEXTS}
+    # Of /pooling a task is what it gives.
+    more = ("task",) if isinstance(request, EmbeddingRequest) else ()
+    return {name: getattr(request, name) for name in (*_OF_TEXTS, *more)}
 
 
 def cut_of(call: Call, request: TextsRequest, limit: int) -> Truncation:
@@ -235,8 +237,8 @@ def prompt_inputs(prompts: list[Prompt], cut: Truncation, params: Sequence[str])
 
 
 def _check_no_prompt(request: PromptsRequest) -> None:
-    for field in _OF_TEXTS:
-        if getattr(request, field) is not None:
+    for field, value in role_fields(request).items():
+        if value is not None:
             raise InvalidRequestError(
                 f"{field} says what is put before texts; token ids, chats and prompt_embeds are "
                 "taken as they are",

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inlay.api.fields import answer_id, check_common
+from inlay.api.openai.embeddings.aliases import own_names
 from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding, json_answer
-from inlay.api.openai.embeddings.file_answer import file_answer
+from inlay.api.openai.embeddings.file_answer import FILE_TYPE, file_answer
 from inlay.api.openai.embeddings.gathering import (
     Array,
     Gathered,
@@ -80,7 +81,8 @@ class EmbeddingsPlan(NamedTuple):
 
 async def embeddings(call: Call) -> None:
     """Answer with the embeddings of texts, ids, chats or tensor files."""
-    await _answer(call, _decoder, "embd-", (Task.EMBED,), _embeddings)
+    in_file = call.headers.get(b"accept", b"").strip().lower() == FILE_TYPE
+    await _answer(call, _decoder, "embd-", (Task.EMBED,), partial(_embeddings, in_file))
 
 
 async def pooling(call: Call) -> None:
@@ -149,8 +151,11 @@ async def answer_inputs(
 
 
 def _embeddings(
-    request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard
+    in_file: bool, request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard
 ) -> EmbeddingsPlan:
+    own_names(request)
+    if in_file and request.encoding_format is None:
+        request.encoding_format = "safetensors"
     if request.store:
         return _stored(request, model, card)
     encoding = Encoding.of(request)

@@ -30,6 +30,7 @@ from inlay.api.openai.embeddings.stored import stored_documents
 from inlay.api.openai.schema.embeddings import TextsUsage
 from inlay.api.openai.schema.scoring import (
     RankedDocument,
+    RankingRequest,
     RerankRequest,
     RerankResponse,
     RerankResult,
@@ -79,16 +80,17 @@ async def score(call: Call) -> None:
 
 async def rerank(call: Call) -> None:
     """Answer with documents ranked by relevance to a query."""
-    incoming = await read_request(call, _rerank_decoder, _in_rerank)
-    request = incoming.parsed.request
-    check_common(call, request)
+    await rerank_documents(call, await read_request(call, _rerank_decoder, in_rerank))
+
+
+async def rerank_documents(call: Call, incoming: ParsedRequest[Any]) -> None:
+    """Answer a request with `documents`."""
+    request: RerankRequest = incoming.parsed.request
     id_ = answer_id("score-", request.request_id)
-    model = call.server.model(request.model, Task.SCORE, Task.EMBED)
     if request.top_n is not None and request.top_n < 0:
         raise InvalidRequestError(f"top_n must be 0 or more, got {request.top_n}", param="top_n")
-    query, documents = Side.of(request.query, "query"), Side.of(request.documents, "documents")
-    check_count(call, len(documents.items), "documents")
-    scores, used = await _scores(call, model, incoming, query, documents)
+    documents = Side.of(request.documents, "documents")
+    scores, used, model = await scored(call, incoming, Side.of(request.query, "query"), documents)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
     shows = request.return_documents is not False
     results = [
@@ -103,6 +105,22 @@ async def rerank(call: Call) -> None:
     await call.json(RerankResponse(id=id_, model=model.name, usage=usage, results=results))
 
 
+async def scored(
+    call: Call, incoming: ParsedRequest[Any], query: Side, documents: Side
+) -> tuple[list[float], TextsUsage, ServedModel]:
+    """Return the score of each document, the usage, and the model.
+
+    Raises:
+        InlayError: the request is not valid, or failed.
+    """
+    request: RankingRequest = incoming.parsed.request
+    check_common(call, request)
+    model = call.server.model(request.model, Task.SCORE, Task.EMBED)
+    check_count(call, len(documents.items), documents.param)
+    scores, used = await _scores(call, model, incoming, query, documents)
+    return scores, used, model
+
+
 def _ranked(item: Item) -> RankedDocument:
     if isinstance(item, str):
         return RankedDocument(item)
@@ -113,7 +131,8 @@ def _in_score(request: ScoreRequest) -> list[Source]:
     return in_fields(request, *_FIRST, *_SECOND)
 
 
-def _in_rerank(request: RerankRequest) -> list[Source]:
+def in_rerank(request: RankingRequest) -> list[Source]:
+    """Return the sources of embeddings and media in a request, in order."""
     return in_fields(request, "query", "documents")
 
 

@@ -139,7 +139,7 @@ class EncodedRequest(PromptsRequest, kw_only=True):
     """Fields of `/v1/embeddings` and `/pooling` for the encoding of vectors.
 
     Attributes:
-        encoding_format: "float" (when absent): numbers in JSON; "base64": base64 in JSON; "bytes":
+        encoding_format: "float" (when absent, unless `Accept` is application/safetensors): numbers in JSON; "base64": base64 in JSON; "bytes":
             the body is the vectors one after another, at most 400, described in the header
             `metadata`; "bytes_only": without the header; "safetensors", of /v1/embeddings: one file
             with all outputs.
@@ -176,6 +176,13 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
         store: keep the outputs of each input, in `embed_dtype`, and answer with its `ref` in their
             place, for /v1/rerank and /v1/score. The role is "document" when absent. False when
             absent.
+        task: Jina's name of `role`.
+        output_dimension: Voyage's name of `dimensions`.
+        output_dtype: Voyage's name of `embed_dtype`; "float" is float32.
+        embedding_type: Jina's name of `embed_dtype`; "base64" is `encoding_format`.
+        normalized: Jina's name of `normalize`.
+        truncation: Voyage's name of `auto_truncate`.
+        truncate: Jina's name of `auto_truncate`.
     """
 
     dimensions: Annotated[int | None, example(256)] = None
@@ -188,8 +195,13 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
         None
     )
     store: bool | None = None
-
-    task: Unserved = None
+    task: Annotated[str | None, example("retrieval.query")] = None
+    output_dimension: Annotated[int | None, example(256)] = None
+    output_dtype: Literal["float", "int8", "binary", "ubinary"] | None = None
+    embedding_type: Literal["float", "base64", "binary", "ubinary"] | None = None
+    normalized: bool | None = None
+    truncation: bool | None = None
+    truncate: bool | None = None
 
 
 class PoolingRequest(EncodedRequest, kw_only=True):

@@ -119,20 +119,28 @@ class RankedDocument(msgspec.Struct, frozen=True):
     )
 
 
-class RerankRequest(ScoringRequest, kw_only=True):
-    """A request to `/v1/rerank`, as Jina, Cohere and vLLM take it.
+class RankingRequest(ScoringRequest, kw_only=True):
+    """Fields of a rerank beside its documents.
 
     Attributes:
         query: what the documents are ranked against: a text, or an object.
-        documents: texts or objects, mixed; or one of them.
         top_n: maximum number of results; 0 or absent for all.
         return_documents: include each result's document (true when absent).
     """
 
     query: Annotated[str | Document, example("a fox")]
-    documents: Annotated[Items, example(["a stone", "an animal"])]
     top_n: Annotated[int | None, example(1)] = None
     return_documents: bool | None = None
+
+
+class RerankRequest(RankingRequest, kw_only=True):
+    """A request to `/v1/rerank`, as Jina, Cohere and vLLM take it.
+
+    Attributes:
+        documents: texts or objects, mixed; or one of them.
+    """
+
+    documents: Annotated[Items, example(["a stone", "an animal"])]
 
 
 class RerankResult(msgspec.Struct, frozen=True, kw_only=True):

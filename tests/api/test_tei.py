@@ -1,0 +1,160 @@
+"""Routes of text-embeddings-inference, and the fields of Jina and Voyage, against our own.
+
+Bodies are those that huggingface_hub, LlamaIndex, Haystack, jina and voyageai send.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from inlay.client import read_vectors
+from tests import output_models as models
+from tests.embedding_models import MAX_LENGTH, tiny_embedding, tiny_scoring
+from tests.live import fleet
+
+TEXTS = ["the harbour counts its lanterns", "cold wind", "ships sail south"]
+LONG = "cold wind " * 400
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with fleet(models.bge_m3(), task="embed") as running:
+        yield running.serve()
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Iterator[str]:
+    with fleet(tiny_scoring("bert"), task="score") as running:
+        yield running.serve()
+
+
+def post(url: str, path: str, headers: Any = None, **body: Any) -> httpx.Response:
+    return httpx.post(url + path, json=body, headers=headers, timeout=180)
+
+
+def answered(url: str, path: str, **body: Any) -> Any:
+    response = post(url, path, **body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def items(url: str, **body: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = answered(url, "/v1/embeddings", **body)["data"]
+    return found
+
+
+def test_each_route_of_vectors_answers_a_bare_list(url: str) -> None:
+    ours = items(url, input=TEXTS, outputs=["dense", "sparse", "tokens"])
+    dense = answered(url, "/embed", inputs=TEXTS, truncate=True)
+    np.testing.assert_allclose(dense, [one["embedding"] for one in ours], atol=1e-6)
+    for found, one in zip(answered(url, "/embed_all", inputs=TEXTS), ours, strict=True):
+        np.testing.assert_allclose(found, one["tokens"]["data"], atol=1e-6)
+    for found, one in zip(answered(url, "/embed_sparse", inputs=TEXTS), ours, strict=True):
+        assert [pair["index"] for pair in found] == one["sparse"]["indices"]
+        values = [pair["value"] for pair in found]
+        assert values == pytest.approx(one["sparse"]["values"], rel=1e-5)
+    (alone,) = answered(url, "/embed", inputs=TEXTS[0])
+    np.testing.assert_allclose(alone, dense[0], atol=1e-6)
+
+
+def test_hugging_faces_clients_fields_mean_the_same_here() -> None:
+    with fleet(tiny_embedding("bge"), task="embed") as running:
+        url = running.serve()
+        asked = {"inputs": TEXTS[0], "prompt_name": "query", "normalize": False}
+        (found,) = answered(url, "/embed", **asked)
+        (wanted,) = items(url, input=TEXTS[0], prompt_name="query", normalize=False)
+        np.testing.assert_allclose(found, wanted["embedding"], atol=1e-6)
+        assert abs(float(np.linalg.norm(found)) - 1) > 1e-3
+        for direction, side in (("Left", "left"), ("Right", "right")):
+            asked = {"inputs": [LONG], "truncate": True, "truncation_direction": direction}
+            (found,) = answered(url, "/embed", **asked)
+            (wanted,) = items(url, input=LONG, auto_truncate=True, truncation_side=side)
+            np.testing.assert_allclose(found, wanted["embedding"], atol=1e-6)
+
+
+def test_texts_are_ranked_as_a_list_and_documents_as_before(pairs: str) -> None:
+    ours = answered(pairs, "/v1/rerank", query="how many ships", documents=TEXTS)["results"]
+    wanted = [(one["index"], one["relevance_score"]) for one in ours]
+    body = {"query": "how many ships", "texts": TEXTS}
+    found = answered(pairs, "/rerank", **body)
+    assert [(one["index"], one["score"]) for one in found] == wanted
+    assert [set(one) for one in found] == [{"index", "score"}] * 3
+    shown = answered(pairs, "/rerank", **body, return_text=True, raw_scores=True)
+    assert [one["text"] for one in shown] == [TEXTS[index] for index, _ in wanted]
+    assert [1 / (1 + np.exp(-one["score"])) for one in shown] == pytest.approx(
+        [score for _, score in wanted], abs=1e-5
+    )
+    both = answered(pairs, "/rerank", query="how many ships", documents=TEXTS)
+    assert both["results"] == ours
+
+
+def test_classes_are_sorted_and_a_batch_has_a_list_for_each() -> None:
+    with fleet(tiny_scoring("bert", labels=3), task="score") as running:
+        url = running.serve()
+        probs = [
+            one["probs"] for one in answered(url, "/classify", input=[TEXTS[0], TEXTS[1]])["data"]
+        ]
+        single = answered(url, "/predict", inputs=TEXTS[0])
+        batch = answered(url, "/predict", inputs=[[TEXTS[0]], [TEXTS[1]]])
+    assert [one["score"] for one in single] == pytest.approx(sorted(probs[0])[::-1])
+    assert single[0]["label"] == f"LABEL_{int(np.argmax(probs[0]))}"
+    assert [one["score"] for one in batch[1]] == pytest.approx(sorted(probs[1])[::-1])
+
+
+def test_the_server_describes_its_first_model(url: str, pairs: str) -> None:
+    info = httpx.get(url + "/info").json()
+    assert (info["model_id"], info["max_input_length"]) == ("tiny", MAX_LENGTH)
+    assert "embedding" in info["model_type"]
+    assert "reranker" in httpx.get(pairs + "/info").json()["model_type"]
+
+
+def test_errors_have_its_form_and_name_its_fields(url: str, pairs: str) -> None:
+    for path, body, words in (
+        ("/embed", {"inputs": []}, "inputs"),
+        ("/embed", {"inputs": [LONG], "truncate": False}, "maximum context length"),
+        ("/embed", {"inputs": "x", "dimensions": 5}, "dimensions"),
+        ("/embed", {"inputs": [["x", "y"]]}, "pairs are those of /rerank"),
+        ("/embed", {}, "inputs"),
+    ):
+        response = post(url, path, **body)
+        assert response.status_code == 400
+        answer = response.json()
+        assert answer["error_type"] == "Validation"
+        assert words in answer["error"]
+    answer = post(pairs, "/rerank", query="x", texts=["a", ""]).json()
+    assert "texts holds an empty string" in answer["error"]
+    assert "not both" in post(pairs, "/rerank", query="x", texts=["a"], documents=["a"]).text
+    assert "give documents, or texts" in post(pairs, "/rerank", query="x").text
+
+
+def test_jinas_and_voyages_fields_are_ours(url: str) -> None:
+    plain = {"input": TEXTS}
+    assert items(url, **plain, task="retrieval.passage", normalized=True, embedding_type="float")[
+        0
+    ]["embedding"] == pytest.approx(items(url, **plain, role="document")[0]["embedding"], abs=1e-6)
+    voyage = {"input_type": "document", "truncation": True, "output_dtype": "int8"}
+    found = items(url, input=[*TEXTS, LONG], **voyage)
+    wanted = items(url, input=[*TEXTS, LONG], auto_truncate=True, embed_dtype="int8")
+    assert [one["embedding"] for one in found] == [one["embedding"] for one in wanted]
+    for body, param in (
+        ({"truncation": True, "auto_truncate": False}, "truncation"),
+        ({"output_dtype": "int8", "embed_dtype": "binary"}, "output_dtype"),
+        ({"task": "retrieval.query", "input_type": "document"}, "input_type"),
+        ({"task": "text-matching"}, "task"),
+    ):
+        error = post(url, "/v1/embeddings", **plain, **body).json()["error"]
+        assert param in (error["param"], error["message"].split()[0])
+
+
+def test_a_file_may_be_asked_for_by_its_type(url: str) -> None:
+    accept = {"accept": "application/safetensors"}
+    response = post(url, "/v1/embeddings", accept, input=TEXTS, outputs=["dense", "tokens"])
+    assert response.headers["content-type"] == "application/safetensors"
+    found = read_vectors(response.content)
+    assert found.dense.shape == (3, 48)
+    assert len(found.tokens) == 3
+    named = post(url, "/v1/embeddings", accept, input="x", encoding_format="float")
+    assert named.json()["data"]
