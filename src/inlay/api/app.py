@@ -208,7 +208,7 @@ _ANSWERS: Routes = (
     (Operation("POST", "/embed_sparse", "Sparse vectors of texts, likewise.",
         EmbedInputsRequest, list[list[SparseValue]], errors=tei.TEI), tei.embed_sparse),
     (Operation("POST", "/predict", "Classes of texts, likewise.",
-        PredictRequest, list[Prediction] | list[list[Prediction]], errors=tei.TEI), tei.predict),
+        PredictRequest, list[Prediction | list[Prediction]], errors=tei.TEI), tei.predict),
     (Operation("GET", "/info", "The first model of vectors or scores, likewise.",
         None, ServedInfo, errors=tei.TEI), tei.describe),
     (Operation("POST", "/v2/embed", "Vectors of texts, as Cohere's clients ask.",

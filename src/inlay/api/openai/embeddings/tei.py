@@ -1,4 +1,4 @@
-"""Routes of text-embeddings-inference: translated to requests for vectors, and run by their code."""
+"""Routes of text-embeddings-inference: translated to requests for vectors, and run so."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
