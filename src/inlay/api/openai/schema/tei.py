@@ -25,7 +25,7 @@ class InputsOfTei(InputsRequest, kw_only=True):
     inputs: Annotated[str | list[str | list[str]], example([QUESTION])]
     truncate: bool | None = None
     truncation_direction: Direction | None = None
-    prompt_name: str | None = None
+    prompt_name: Annotated[str | None, example("query")] = None
 
 
 class EmbedInputsRequest(InputsOfTei, kw_only=True):
