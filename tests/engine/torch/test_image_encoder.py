@@ -126,6 +126,7 @@ async def test_equal_images_are_encoded_once_and_a_cancelled_leader_leaves_no_on
         rows = await follower
         assert rows == await encoder.rows(run_of(1))
         assert encoder.cache.hits == 1
+        assert tower.batches == [1]
 
 
 async def test_pictures_beyond_the_budget_are_read_one_after_another() -> None:
