@@ -115,6 +115,7 @@ _BY_PATH: dict[str, dict[str, Any]] = {
     "pool.autoscaling.pollingSeconds": _AT_LEAST_ONE,
     "pool.autoscaling.firstTokenSeconds": _NOT_NEGATIVE,
     "pool.autoscaling.betweenTokensSeconds": _NOT_NEGATIVE,
+    "pool.autoscaling.placesFree": {"type": "number", "minimum": 0, "maximum": 0.95},
     "extraObjects": {"type": "array", "items": {"type": ["object", "string"]}},
     "pool.autoscaling.kind": {"enum": ["hpa", "keda"]},
     "pool.autoscaling.minReplicas": {"type": "integer", "minimum": 0},

@@ -466,7 +466,7 @@ def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None
     objects = render(any_helm, EXTRAS)
     (scaled,) = named(objects, "ScaledObject").values()
     triggers = scaled["spec"]["triggers"]
-    assert len(triggers) == 3
+    assert len(triggers) == 4
     for trigger in triggers:
         assert trigger["authenticationRef"] == {"name": "prometheus"}
     rules = [
@@ -495,8 +495,35 @@ def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None
                 "series": f'vllm:time_to_first_token_seconds_bucket{{{series}, le="+Inf"}}',
                 "values": "0+10x20",
             },
+            # 24 of 32 places are taken, and each of two frontends shows both workers: 24 of 24 with
+            # a quarter free; with 12 that wait it takes three.
+            *(
+                {"series": f'{name}{{{series}, engine="{engine}", pod="{pod}"}}', "values": values}
+                for engine in "ab"
+                for pod in ("f1", "f2")
+                for name, values in (
+                    ("inlay:worker_places", "16x20"),
+                    ("vllm:num_requests_running", "12x20"),
+                    ("vllm:num_requests_waiting", "0x20"),
+                )
+            ),
+            *(
+                {
+                    "series": f'inlay:router_requests_waiting{{{series}, pod="{pod}"}}',
+                    "values": "0x9 6x11",
+                }
+                for pod in ("f1", "f2")
+            ),
         ],
         "promql_expr_test": [
+            *(
+                {
+                    "expr": triggers[3]["metadata"]["query"],
+                    "eval_time": time,
+                    "exp_samples": [{"labels": "{}", "value": workers}],
+                }
+                for time, workers in (("4m", 2), ("8m", 3))
+            ),
             {
                 "expr": triggers[1]["metadata"]["query"],
                 "eval_time": "5m",
@@ -517,7 +544,8 @@ def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None
 
 
 def test_an_hpa_asks_for_what_rules_record(any_helm: str, tmp_path: Path) -> None:
-    scaled = {"enabled": True, "kind": "hpa", "firstTokenSeconds": 2, "betweenTokensSeconds": 0.05}
+    targets = {"firstTokenSeconds": 2, "betweenTokensSeconds": 0.05, "placesFree": 0.25}
+    scaled = {"enabled": True, "kind": "hpa", **targets}
     pool = {"name": "a", "model": {"path": "m"}, "autoscaling": scaled}
     (found,) = named(
         rendered(any_helm, tmp_path, workers=[pool]), "HorizontalPodAutoscaler"
@@ -533,6 +561,7 @@ def test_an_hpa_asks_for_what_rules_record(any_helm: str, tmp_path: Path) -> Non
     assert set(asked) - names == {"inlay_router_requests_waiting"}
     assert asked["inlay_first_token_seconds_p95"] == {"type": "Value", "value": "2000m"}
     assert asked["inlay_between_tokens_seconds_p95"] == {"type": "Value", "value": "50m"}
+    assert asked["inlay_places_taken_ratio"] == {"type": "Value", "value": "750m"}
 
 
 def test_every_container_asks_for_cpu_and_memory(objects: Objects) -> None:

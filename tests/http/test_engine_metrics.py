@@ -62,7 +62,7 @@ def test_a_worker_that_does_not_answer_is_missing_and_not_zero(
     found = values(url)
     assert found.pop("inlay:worker_answers") == 0
     # What is known without an answer.
-    assert found == {"inlay:worker_well": 1}
+    assert found == {"inlay:worker_well": 1, "inlay:worker_places": 64}
 
 
 def test_how_workers_are_is_shown(llama: Fleet) -> None:

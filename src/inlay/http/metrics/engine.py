@@ -133,6 +133,12 @@ class EngineMetrics(Collector):
         for worker in self._seen:
             up.add_metric([worker.model, worker.id], worker.stats is not None)
         yield up
+        places = GaugeMetricFamily(
+            "inlay:worker_places", "Sequences that a worker has at a time.", labels=_LABELS
+        )
+        for ready in self._workers():
+            places.add_metric([ready.card.name, ready.id], ready.card.limits.max_num_seqs)
+        yield places
         distance = GaugeMetricFamily(
             "inlay:self_check_distance",
             "Error of a model's numbers over the rounding of its own code; 1 is rounding.",
