@@ -1,9 +1,9 @@
-"""Back up a fleet's stored prompts, and files of batches, while it serves, and restore them.
+"""Back up a fleet's stored prompts, files of batches and kept responses, and restore them.
 
     python3 stored_prompts.py backup > FILE
     python3 stored_prompts.py restore < FILE
 
-Reaches NATS as a frontend with the same INLAY_ variables does. The file has a line with the
+It serves meanwhile. Reaches NATS as a frontend with the same INLAY_ variables does. The file has a line with the
 namespace's record of its secret: the secret itself where NATS keeps it, so keep the file as a key.
 Then, for the records and for the contents, a line of JSON and the server's own snapshot in chunks
 of the length that is before each. Restoring needs no stored prompts to be there, and brings the secret
@@ -29,6 +29,7 @@ from inlay.transport.nats import secret
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.settings import NatsSettings
 from inlay.transport.nats.subjects import FILES, PROMPTS, Subjects
+from inlay_state.service import KIND as RESPONSES
 
 _LENGTH = struct.Struct(">I")
 _CHUNK_BYTES = 128 * 1024
@@ -49,7 +50,7 @@ async def main() -> None:
     try:
         if sys.argv[1] == "backup":
             await _back_up_secret(settings, sys.stdout.buffer)
-            for kind in (PROMPTS, FILES):
+            for kind in (PROMPTS, FILES, RESPONSES):
                 name = Subjects(settings.namespace).kept(kind)
                 # Records first: a content without a record is nothing to anyone.
                 for stream in (f"KV_{name}", f"OBJ_{name}"):

@@ -16,6 +16,7 @@ import torch
 
 from tests.deploy.tools import ROOT
 from tests.equality.reference import rows_of
+from tests.live import until
 from tests.models import tiny
 from tests.parts import running
 from tests.serving import free_port
@@ -51,12 +52,14 @@ def test_stored_prompts_are_used_after_they_were_restored_elsewhere(tmp_path: Pa
     many = torch.randn(700, 1024, generator=torch.Generator().manual_seed(0))
     prompt = stored(rows_of(tiny("llama"), [5, 6, 7, 8]))
     with server(tmp_path / "a") as old, server(tmp_path / "b") as new, ExitStack() as stack:
-        with httpx.Client(base_url=stack.enter_context(frontend(old, secret))) as client:
+        with httpx.Client(
+            base_url=stack.enter_context(frontend(old, "--secret-file", secret))
+        ) as client:
             ids = [upload(client, data) for data in (stored(many), prompt)]
         saved = script("backup", old.url)
         assert saved.returncode == 0, saved.stderr.decode()
         # Frontends may run already, as long as they have stored nothing.
-        url = stack.enter_context(frontend(new, secret))
+        url = stack.enter_context(frontend(new, "--secret-file", secret))
         words = ("--served-model-name", "m", "--enable-prompt-embeds", "--nats", new.url)
         stack.enter_context(
             running("worker", tiny("llama"), *words, "--secret-file", secret, until=" serves ")
@@ -100,16 +103,42 @@ def test_a_fleet_whose_secret_is_in_nats_alone_is_restored_with_it(
             assert client.get(f"/v1/prompt_embeds/{id_}").raise_for_status().json()["id"] == id_
 
 
+def test_kept_responses_are_restored_and_can_be_continued(tmp_path: Path) -> None:
+    asked = {"model": "m", "input": "the harbour", "max_output_tokens": 4}
+    words = (tiny("llama"), "--served-model-name", "m", "--engine", "echo")
+    store = ("--response-store", "nats")
+    with server(tmp_path / "a") as old, server(tmp_path / "b") as new, ExitStack() as stack:
+        with (
+            running("worker", *words, "--nats", old.url, until=" serves "),
+            frontend(old, *store) as url,
+            httpx.Client(base_url=url, timeout=120) as client,
+        ):
+            until(lambda: client.get("/ready").status_code == 200)
+            made = client.post("/v1/responses", json=asked).raise_for_status().json()
+            saved = script("backup", old.url)
+        assert saved.returncode == 0, saved.stderr.decode()
+        done = script("restore", new.url, saved.stdout)
+        assert done.returncode == 0, done.stderr.decode()
+        stack.enter_context(running("worker", *words, "--nats", new.url, until=" serves "))
+        url = stack.enter_context(frontend(new, *store))
+        with httpx.Client(base_url=url, timeout=120) as client:
+            until(lambda: client.get("/ready").status_code == 200)
+            found = client.get(f"/v1/responses/{made['id']}").raise_for_status().json()
+            assert found == made
+            more = asked | {"previous_response_id": made["id"]}
+            client.post("/v1/responses", json=more).raise_for_status()
+
+
 def test_a_backup_of_another_secret_file_is_refused(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("one", "two")]
     for file in files:
         file.write_bytes(os.urandom(32))
         file.chmod(0o600)
     with server(tmp_path / "a") as old, server(tmp_path / "b") as new:
-        with frontend(old, files[0]) as url, httpx.Client(base_url=url) as client:
+        with frontend(old, "--secret-file", files[0]) as url, httpx.Client(base_url=url) as client:
             upload(client, stored(torch.ones(2, 64)))
             saved = script("backup", old.url)
-        with frontend(new, files[1]):
+        with frontend(new, "--secret-file", files[1]):
             done = script("restore", new.url, saved.stdout)
     assert done.returncode == 1
     assert b"nothing was restored" in done.stderr
@@ -121,10 +150,9 @@ def server(directory: Path) -> NatsServer:
 
 
 @contextmanager
-def frontend(nats: NatsServer, secret: Path | None = None) -> Iterator[str]:
+def frontend(nats: NatsServer, *more: object) -> Iterator[str]:
     port = free_port()
-    words: tuple[object, ...] = ("--nats", nats.url, "--port", port)
-    words += () if secret is None else ("--secret-file", secret)
+    words = ("--nats", nats.url, "--port", port, *more)
     with running("frontend", *words, until="HTTP at"):
         yield f"http://127.0.0.1:{port}"
 

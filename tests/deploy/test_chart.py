@@ -437,8 +437,8 @@ def test_adapters_are_a_file_that_changes_without_a_restart(any_helm: str, tmp_p
         objects = rendered(any_helm, tmp_path / str(number), workers=[{**pool, **more}])
         pod = one(objects, "Deployment inlay-worker-a")
         settings = settings_of(pod, tmp_path)
-        assert settings.engine.enable_lora
-        assert settings.engine.allowed_lora_sources == sources
+        assert settings.engine.adapters.enable_lora
+        assert settings.engine.adapters.allowed_lora_sources == sources
         data = named(objects, "ConfigMap")["inlay-worker-a"]["data"]
         path = Path(settings.adapters_file)
         mounts = {mount["mountPath"]: mount for mount in pod.container["volumeMounts"]}
@@ -656,8 +656,8 @@ def test_scaling_asks_for_the_name_that_the_engine_has(
         here = Pod(pod.owner, pod.template, (pod.config or "").replace("/models/", f"{tmp_path}/"))
         settings = settings_of(here, tmp_path)
         if "volume" in str(pool["name"]):
-            Path(settings.engine.model).mkdir(parents=True)
-        (name, *_) = settings.engine.names
+            Path(settings.engine.model.model).mkdir(parents=True)
+        (name, *_) = settings.engine.model.names
         kind = {"keda": "ScaledObject", "hpa": "HorizontalPodAutoscaler"}[
             str(pool["name"]).rpartition("-")[2]
         ]
