@@ -147,6 +147,10 @@ REPORTED: dict[str, tuple[str, ...]] = {
     ),
     "the router wakes nobody from inside what it calls": (
         "router/test_dispatcher.py::test_a_placing_within_another_is_an_error_of_that_request_alone",
+        (
+            "router/test_rooms.py::"
+            "test_a_decode_worker_that_dies_while_a_request_waits_has_no_prompt_sent_for_nothing"
+        ),
         "router/test_dispatcher.py::test_a_worker_that_is_gone_is_tried_once_by_all_that_wait",
     ),
     "retired weights and names go": (
@@ -196,6 +200,7 @@ REPORTED: dict[str, tuple[str, ...]] = {
     ),
     "scaling asks for what there is, and probes are no requests": (
         "deploy/test_chart.py::test_scaling_asks_for_the_name_that_the_engine_has",
+        "deploy/test_chart.py::test_every_query_of_scaling_is_promql",
         (
             "deploy/test_watching.py::"
             "test_rules_take_all_that_clients_ask_for_and_no_probe_for_a_request"
@@ -203,6 +208,7 @@ REPORTED: dict[str, tuple[str, ...]] = {
     ),
     "a backup restores where NATS alone has the secret": (
         "deploy/test_backup.py::test_a_fleet_whose_secret_is_in_nats_alone_is_restored_with_it",
+        "deploy/test_backup.py::test_kept_responses_are_restored_and_can_be_continued",
     ),
     "commands of pages and runbooks are commands": (
         "deploy/test_commands.py::test_a_command_of_the_pages_is_one",
