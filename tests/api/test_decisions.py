@@ -63,6 +63,11 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield made
 
 
+def test_errors_name_the_fields_of_a_decision(url: str) -> None:
+    found = refused(url, input="lantern " * 5000)
+    assert (found["param"], "maximum context length" in found["message"]) == ("input", True)
+
+
 def test_the_openai_client_parses_the_three_kinds_of_answers(client: openai.OpenAI) -> None:
     questions: Any = [PREDICATE, CHOICE, SCORE]
     found = client.decisions.create(model="tiny", input=STATE, questions=questions)

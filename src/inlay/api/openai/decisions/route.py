@@ -35,7 +35,7 @@ from inlay.api.openai.responses.input import PARTS
 from inlay.api.openai.schema.decisions import Decision, DecisionRequest, DecisionUsage
 from inlay.api.openai.schema.responses import InputTokensDetails, OutputTokensDetails
 from inlay.api.schema.generation import GenerationRequest
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError, Path
 from inlay.http.parsed_request import read_request
 from inlay.http.references import embeddings_of
 from inlay.http.request_scope import RequestScope
@@ -65,6 +65,21 @@ async def decisions(call: Call) -> None:
     Raises:
         InvalidRequestError: the model cannot be read so, or the request is not valid.
     """
+    try:
+        await _answer(call)
+    except InvalidRequestError as error:
+        raise error.mapped(_own_field) from None
+
+
+def _own_field(path: Path) -> Path:
+    """Return the field of a decision that the field of a chat or a completion comes from."""
+    match path:
+        case ("prompt" | "messages", *rest):
+            return ("input", *rest)
+    return path
+
+
+async def _answer(call: Call) -> None:
     server = call.server
     incoming = await read_request(call, _decoder, sources_in)
     request = incoming.parsed.request
