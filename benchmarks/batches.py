@@ -6,7 +6,7 @@ In one run, side by side: first tokens and gaps of one who chats, with a batch o
 without (as `benchmarks.background`); texts embedded a second by a batch of one text a line, by a
 client that sends one at a time, and by one that sends 16 texts at a time from 8 threads; seconds
 until a second frontend of the same store has the batch of one that was killed; a decision about a
-state that the worker knows, and about one that it does not. Only the ratios count on a busy machine.
+state that the worker knows, and about one that it does not. On a busy machine ratios alone count.
 """
 
 import argparse
