@@ -10,10 +10,10 @@ is created.
 what each refuses. Shared by all: `admission.py` (checks of requests before they cost anything),
 `task.py` (the task of `--task auto`), `weights.py` (model files and their identity),
 `model_files.py` (facts read from them), `ranks.py` (data-parallel ranks: each is a worker process
-of its own, so that a router knows whose cache a prompt is in), `fairness.py` (shares of clients), `slots.py` (the wait for a place,
-before vLLM and SGLang), `grammar` (cost and trial of grammars), `pictures.py` and `decoding.py`
-(pictures from files, within a budget of bytes), `videos.py` (MP4 and WebM, decoded by a process
-that runs `video_process.py`).
+of its own, so that a router knows whose cache a prompt is in), `fairness.py` (shares of clients),
+`slots.py` (the wait for a place, before vLLM and SGLang), `grammar` (cost and trial of grammars),
+`pictures.py` and `decoding.py` (pictures from files, within a budget of bytes), `videos.py` (MP4
+and WebM, decoded by a process that runs `video_process.py`).
 
 KV cache events exist in two forms. For others they are vLLM's own events over ZeroMQ
 (`kv_events.py`, `kv_publisher.py`, `kv_subscriber.py`, `kv_events_config.py`): blocks are named by
