@@ -5,24 +5,19 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from blake3 import blake3
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from inlay.base import liveness
-from inlay.base.errors import InvalidRequestError, NotFoundError, OverloadedError, RateLimitedError
+from inlay.base.errors import NotFoundError, OverloadedError, RateLimitedError
 from inlay.http.bodies.accounting import ByteBudget
 from inlay.http.callers.auth import Caller
 from inlay.http.frontend_part import FrontendAccess
 from inlay.http.metrics.collectors import Collected
-from inlay.store.kept.contents import Contents
-from inlay.store.kept.directory import DirectoryStorage
 from inlay.store.kept.lease import SILENT_SECONDS, Held, LeaseLostError, replace
-from inlay.store.kept.memory import MemoryStorage
+from inlay.store.kept.place import KeptPlace
 from inlay.store.kept.rounds import rounds
-from inlay.store.secret import read_key
-from inlay.store.shared import Storage
 from inlay_batches.answering import ServerWork, endpoints_of
 from inlay_batches.files import Files
 from inlay_batches.records import BatchRecord, HeldBatch, LineProblem, decode, decode_batch, encode
@@ -40,7 +35,6 @@ ORPHAN_SECONDS = 3600.0
 CALLERS_SECONDS = 1.0
 """Age at which the callers that have a key are looked up again."""
 
-MEMORY_BYTES = 256 * 1024 * 1024
 MAX_FAULTS = 3
 """Times that a batch may fail by a fault of ours before it is given up."""
 
@@ -72,19 +66,14 @@ class Batches:
     def __init__(self, access: FrontendAccess) -> None:
         self.settings = settings = access.batches
         self._server = access.server
-        self._open_shared = access.open_shared
-        if settings.batch_store == "nats" and access.open_shared is None:
-            raise InvalidRequestError(
-                "--batch-store nats is for inlay frontend; inlay serve keeps files in memory or in "
-                "a directory",
-                param="batch_store",
-            )
-        key = settings.batch_store_key_file
-        if key is not None and settings.batch_store == "memory":
-            raise InvalidRequestError(
-                "--batch-store-key-file encrypts files outside of memory", param="batch_store"
-            )
-        self._key = None if key is None else read_key(key)
+        self._place = KeptPlace(
+            settings.batch_store,
+            "--batch-store",
+            KIND,
+            max_bytes=settings.batch_store_bytes,
+            key_file=settings.batch_store_key_file,
+            open_shared=access.open_shared,
+        )
         self.endpoints = endpoints_of(access.routes)
         self._owner_key = blake3(b"batch owners", key=access.server.secret.store).digest()
         self._budget = ByteBudget(access.server.settings.max_inflight_bytes)
@@ -92,7 +81,6 @@ class Batches:
         self._running: dict[str, tuple[BatchRunner, asyncio.Task[None]]] = {}
         self._seen: dict[str, tuple[int, float]] = {}
         self._wake = asyncio.Event()
-        self._storage: Storage | None = None
         self._task: asyncio.Task[None] | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._callers: dict[str, Caller] = {}
@@ -103,19 +91,9 @@ class Batches:
 
     async def start(self) -> None:
         """Open the storage, and run what is to be run. Raises as the storage."""
-        settings = self.settings
-        total = settings.batch_store_bytes
-        if settings.batch_store == "memory":
-            total = min(total, MEMORY_BYTES)
-            storage: Storage = MemoryStorage(total)
-        elif settings.batch_store == "nats" and self._open_shared is not None:
-            storage = await self._open_shared(KIND)
-        else:
-            storage = DirectoryStorage(Path(settings.batch_store), "--batch-store")
-        self._storage = storage
+        settings, total = self.settings, self._place.max_bytes
         self.files = Files(
-            storage,
-            Contents(storage, self._key),
+            *await self._place.open(),
             max_bytes=total,
             owner_bytes=settings.files_tenant_bytes or total,
             ttl=settings.files_ttl,
@@ -132,8 +110,7 @@ class Batches:
         for _, task in running:
             task.cancel()
         await asyncio.gather(*tasks, *(task for _, task in running), return_exceptions=True)
-        if isinstance(self._storage, DirectoryStorage):
-            self._storage.close()
+        self._place.close()
 
     def owner(self, tenant: str) -> str:
         """Return the digest of a tenant, by which its files are found."""

@@ -23,13 +23,9 @@ from inlay.http.parsed_request import ParsedRequest
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
 from inlay.http.sse import NAMED, EventStream
-from inlay.store.kept.contents import Contents
-from inlay.store.kept.directory import DirectoryStorage
 from inlay.store.kept.lease import replace
-from inlay.store.kept.memory import MemoryStorage
+from inlay.store.kept.place import KeptPlace
 from inlay.store.kept.rounds import rounds
-from inlay.store.secret import read_key
-from inlay.store.shared import Storage
 from inlay_state import conversations
 from inlay_state.events import framed, lines_in
 from inlay_state.history import History, history_of, reserve, with_history
@@ -48,7 +44,6 @@ SCAN_SECONDS = 3.0
 SWEEP_SECONDS = 60.0
 ORPHAN_SECONDS = 3600.0
 POLL_SECONDS = 0.25
-MEMORY_BYTES = 256 * 1024 * 1024
 SPARE_BYTES = 32 * 1024 * 1024
 """Room in memory for what takes the place of something: `Kept` counts only what it adds."""
 
@@ -78,42 +73,26 @@ class State:
     def __init__(self, access: FrontendAccess) -> None:
         self._settings = settings = access.responses
         self._server = access.server
-        self._open_shared = access.open_shared
-        if settings.response_store == "nats" and access.open_shared is None:
-            raise InvalidRequestError(
-                f"{_FLAG} nats is for inlay frontend; inlay serve keeps responses in memory or in "
-                "a directory",
-                param="response_store",
-            )
+        self._place = KeptPlace(
+            settings.response_store,
+            _FLAG,
+            KIND,
+            max_bytes=settings.response_store_bytes,
+            spare=SPARE_BYTES,
+            key_file=settings.response_store_key_file,
+            open_shared=access.open_shared,
+        )
         _check_apart(settings.response_store, access.batches.batch_store)
-        key = settings.response_store_key_file
-        if key is not None and settings.response_store == "memory":
-            raise InvalidRequestError(
-                "--response-store-key-file encrypts responses outside of memory",
-                param="response_store",
-            )
-        self._key = None if key is None else read_key(key)
         self._owner_key = blake3(b"response owners", key=access.server.secret.store).digest()
         self._queued = asyncio.Event()
-        self._storage: Storage | None = None
         self._tasks: list[asyncio.Task[None]] = []
         access.server.metrics.registry.register(Collected(self._metrics))
 
     async def start(self) -> None:
         """Open the storage, and run what is to be run. Raises as the storage."""
-        settings = self._settings
-        total = settings.response_store_bytes
-        if settings.response_store == "memory":
-            total = min(total, MEMORY_BYTES)
-            storage: Storage = MemoryStorage(total + SPARE_BYTES, "--response-store-bytes")
-        elif settings.response_store == "nats" and self._open_shared is not None:
-            storage = await self._open_shared(KIND)
-        else:
-            storage = DirectoryStorage(Path(settings.response_store), _FLAG)
-        self._storage = storage
+        settings, total = self._settings, self._place.max_bytes
         self.kept = Kept(
-            storage,
-            Contents(storage, self._key),
+            *await self._place.open(),
             max_bytes=total,
             owner_bytes=settings.responses_tenant_bytes or total,
             ttl=settings.response_ttl,
@@ -130,8 +109,7 @@ class State:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.jobs.close()
-        if isinstance(self._storage, DirectoryStorage):
-            self._storage.close()
+        self._place.close()
 
     def owner_of(self, call: Call) -> str:
         """Return the digest of a caller's tenant, by which its records are found."""
@@ -392,7 +370,7 @@ class State:
         yield GaugeMetricFamily(
             "inlay:background_responses",
             "Background responses that this frontend makes.",
-            value=0 if self._storage is None else len(self.jobs),
+            value=len(self.jobs) if self._place.is_open else 0,
         )
 
 
