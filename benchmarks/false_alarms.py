@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from scripts.published import CHECKPOINTS, directory_of
+from scripts.published import CHECKPOINTS, directory_of, file_of
 from tests.embedding_models import EMBEDDING_MODELS, tiny_embedding, tiny_scoring
 from tests.engine.torch.test_vision import CASES
 from tests.engine.torch.vision_reference import directory_of as directory_with_media
@@ -40,6 +40,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.self_check import reference
 from inlay.engine.torch.self_check.prompts import COUNT, ROWS, CheckPrompt, check_prompts
 from inlay.messages.card import SelfCheck
+from inlay.tensors.checkpoint import checkpoint_of
 
 STARTS = 20
 GROUPS = ("text", "media", "quantised", "rounded", "embedders", "rerankers", "published")
@@ -90,9 +91,7 @@ def group(name: str) -> Iterator[Model]:
             Model(each, partial(lifelike, tiny_scoring(each, 3)), "score") for each in RERANKERS
         )
     elif name == "published":
-        for each, checkpoint in CHECKPOINTS.items():
-            task = "generate" if checkpoint.form == "gguf" else "embed"
-            yield Model(each, partial(_same, directory_of(each)), task)
+        yield from _published()
 
 
 def _rounded() -> Iterator[Model]:
@@ -100,6 +99,16 @@ def _rounded() -> Iterator[Model]:
     for family, form, dtype in product(families, forms, ("bfloat16", "float32")):
         options = {"quantization": form, "dtype": dtype}
         yield Model(f"{family} {form} {dtype}", partial(text, family), options=options)
+
+
+def _published() -> Iterator[Model]:
+    for name, checkpoint in CHECKPOINTS.items():
+        if checkpoint.form != "gguf":
+            yield Model(name, partial(_same, directory_of(name)), "embed")
+            continue
+        # What its file gives without blocks is the same, to the bit.
+        yield Model(name, partial(_same, directory_of(name)))
+        yield Model(f"{name}, GGUF", partial(_same, file_of(name)))
 
 
 def _same(directory: Path, _: int) -> Path:
@@ -111,10 +120,10 @@ def drawn(
 ) -> tuple[CheckPrompt, ...]:
     """The check's prompts with other ids: random ones, and some of a page in place of its text."""
     generator = random.Random(seed + 1000 * draw)
-    file = directory / "tokenizer.json"
+    form = checkpoint_of(directory).file("tokenizer.json")
     page = []
-    if file.is_file():
-        page = Tokenizer.from_file(str(file)).encode(PAGE.read_text()[:20_000]).ids
+    if form is not None:
+        page = Tokenizer.from_buffer(form).encode(PAGE.read_text()[:20_000]).ids
     found = []
     for prompt in check_prompts(directory, vocab_size, max_model_len, **named):
         ids, others = ([generator.randrange(vocab_size) for _ in range(COUNT)] for _ in range(2))

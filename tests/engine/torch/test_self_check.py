@@ -36,7 +36,7 @@ from inlay.engine.torch.self_check.prompts import (
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.weights.linear import RMSNorm
 from tests.embedding_models import tiny_embedding
-from tests.models import tiny
+from tests.models import make, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -387,3 +387,16 @@ def test_what_is_noise_itself_is_served_with_a_warning_and_refused_by_strict(
     assert "are noise of" in caplog.text
     with pytest.raises(EngineError, match="strict"):
         load(mode="strict")
+
+
+@pytest.mark.parametrize("sizes", [{"moe_intermediate_size": 20}, {"hidden_size": 36}])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_experts_of_a_size_that_grouped_products_refuse_pass_too(
+    sizes: dict[str, int], dtype: str, tmp_path: Path
+) -> None:
+    directory = make("qwen3_moe", tmp_path / "model", **sizes)
+    found = CausalModel.load(
+        EngineSettings(model=str(directory), device="cpu", dtype=dtype, self_check="strict")
+    )
+    assert found.self_check is not None
+    assert found.self_check.result == "passed"

@@ -6,7 +6,7 @@ passes to every attention layer; no state of a request is in a module or a globa
 Shapes: T positions in the step, Q query heads, H key/value heads, D key size, E value size.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -122,6 +122,28 @@ class WithLargestWindow:
         if not isinstance(scoring.window, int):
             return scoring
         return scoring._replace(window=min(scoring.window, self._largest))
+
+
+class WithOutputsTold:
+    """A `PagedAttention` that tells what it gives: `tell(layer, [T, Q, E])`."""
+
+    def __init__(self, paged: Any, tell: Callable[[int, Tensor], None]) -> None:
+        self._paged = paged
+        self._tell = tell
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        """Attend as `PagedAttention.attend` does."""
+        found: Tensor = self._paged.attend(layer, query, key, value, scoring)
+        self._tell(layer, found)
+        return found
+
+    def attend_projected(self, layer: int, projection: Projection, scoring: Scoring) -> Tensor:
+        """Attend with the queries, keys and values of `projection`; returns [T, Q, D]."""
+        found: Tensor = self._paged.attend_projected(layer, projection, scoring)
+        self._tell(layer, found)
+        return found
 
 
 def check_options(

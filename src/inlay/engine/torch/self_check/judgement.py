@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from inlay.engine.torch.attention.paged import WithOutputsTold
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.self_check.prompts import (
@@ -25,7 +26,7 @@ from inlay.engine.torch.self_check.prompts import (
     CheckPrompt,
     scattered_pages,
 )
-from inlay.engine.torch.self_check.reference import Reference, centred, relative
+from inlay.engine.torch.self_check.reference import Heads, Reference, centred, relative
 from inlay.engine.torch.weights.linear import RotaryTable
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ BOUND = 2.0
 """Distance over which a model is not served as it is."""
 
 LAYER_BOUND = 4.0
-"""Likewise of one layer, given the reference's input."""
+"""Likewise of one layer, given the reference's input, and of each head of its attention."""
 
 TOGETHER_BOUND = 1.5
 """Likewise of the geometric mean of all layers, which chance moves least."""
@@ -197,16 +198,17 @@ def _layers(
     """Compute the distance of each layer, given the reference's input, and of all together.
 
     Trained layers are redundant, and answers of large models are noisy: a small fault of all layers
-    shows in what they have in common. Empty if the reference has other layers or none.
+    shows in what they have in common. Of a layer it is the largest, of its output or a head: what
+    one head has wrong, a layer of many hides. Empty if the reference has other layers or none.
     """
     layers = reference.layers.moved(model.device)
     if not layers.inputs or len(layers.inputs) != len(model.decoder_layers):
         return (), {}
+    outputs, heads = _outputs(model, reference, layers.inputs)
     kinds: dict[str, list[list[float]]] = {"chunks": [], "decoding": []}
     for own, given, wanted, noise in zip(
-        _outputs(model, reference, layers.inputs),
-        layers.inputs, layers.outputs, layers.noise, strict=True,
-    ):  # fmt: skip
+        outputs, layers.inputs, layers.outputs, layers.noise, strict=True
+    ):
         error = relative(own, wanted, wanted.float() - given.float())
         prompts = list(zip(error.view(-1, COUNT), noise.view(-1, COUNT), strict=True))
         parts = (slice(COUNT - DECODED), slice(COUNT - DECODED, COUNT))
@@ -217,15 +219,33 @@ def _layers(
         kind: math.exp(fmean(math.log(each) for layer in found for each in layer))
         for kind, found in kinds.items()
     }
-    return tuple(_largest([*a, *b]) for a, b in zip(*kinds.values(), strict=True)), together
+    attending = {at: _of_heads(own, layers.heads[at], floor) for at, own in heads.items()}
+    return tuple(
+        _largest([*chunks, *decoding, attending.get(at, 0.0)])
+        for at, (chunks, decoding) in enumerate(zip(*kinds.values(), strict=True))
+    ), together
+
+
+def _of_heads(found: Tensor, kept: Heads, floor: float) -> float:
+    """Return the largest distance of a head in `found` [P, Q, E]; not a number if one is not.
+
+    It is the geometric mean over all positions of a prompt.
+    """
+    error = relative(found, kept.outputs, kept.outputs)
+    ratios = (error + floor).log() - (kept.noise + floor).log()
+    return float(ratios.unflatten(0, (-1, COUNT)).mean(1).exp().max())
 
 
 def _outputs(
     model: "CausalModel", reference: Reference, inputs: Sequence[Tensor]
-) -> Iterator[Tensor]:
-    """Compute outputs [P, C] of each layer: of all positions but the last, then these by steps."""
+) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """Compute outputs [P, C] of each layer: of all positions but the last, then these by steps.
+
+    Returns also the outputs [P, Q, E] of attention in the layers that the reference has them of.
+    """
     pages, runs, size = _pages(model, len(reference.prompts))
     found: list[list[Tensor]] = [[] for _ in inputs]
+    heads: dict[int, list[Tensor]] = {at: [] for at in reference.layers.heads}
     start = 0
     for count in (COUNT - DECODED, *(1,) * DECODED):
         stop = start + count
@@ -235,36 +255,61 @@ def _outputs(
             for each in inputs
         ]
         own: list[Tensor] = []
-        with _forced(model, given, own):
+        attended: dict[int, Tensor] = {}
+        with _forced(model, given, own, attended):
             batch = _batch(model, reference, runs, size, start, count)
             uploaded = model.upload(batch, WINDOW, forced=True)
             model.hidden(uploaded, pages, largest_window=WINDOW)
+        rows = len(given[0])
         for steps, output in zip(found, own, strict=True):
-            steps.append(output.view(-1, count, output.shape[-1]))
+            steps.append(output.unflatten(0, (-1, count)))
+        for at, output in attended.items():
+            if at in heads:
+                heads[at].append(output[:rows].unflatten(0, (-1, count)))
         start = stop
-    return (torch.cat(steps, dim=1).flatten(0, 1) for steps in found)
+
+    def joined(steps: list[Tensor]) -> Tensor:
+        return torch.cat(steps, dim=1).flatten(0, 1)
+
+    return [joined(steps) for steps in found], {
+        at: joined(each) for at, each in heads.items() if each
+    }
 
 
 @contextmanager
 def following(model: "CausalModel", positions: int) -> Iterator[None]:
     """Have each layer take its input [positions, C] from rank 0, which is in `judge`."""
     empty = torch.empty(positions, model.hidden_size, dtype=model.dtype, device=model.device)
-    with _forced(model, [empty] * len(model.decoder_layers), []):
+    with _forced(model, [empty] * len(model.decoder_layers), [], {}):
         yield
 
 
 @contextmanager
-def _forced(model: "CausalModel", inputs: Sequence[Tensor], found: list[Tensor]) -> Iterator[None]:
-    """Give each layer one of `inputs` [T, C], and keep its output [T, C], within this context.
+def _forced(
+    model: "CausalModel",
+    inputs: Sequence[Tensor],
+    found: list[Tensor],
+    attended: dict[int, Tensor],
+) -> Iterator[None]:
+    """Give each layer one of `inputs` [T, C], within this context, and keep its output [T, C].
 
-    Of several ranks, all give theirs the input that rank 0 has.
+    And what its attention gives, by layer. Of several ranks, all give theirs the input that rank 0
+    has.
     """
+
+    def keep(layer: int, heads: Tensor) -> None:
+        if model.group is None:
+            attended[layer] = heads.clone()
+        else:
+            whole = model.group.gather(heads.flatten(1))
+            attended[layer] = whole.unflatten(1, (-1, heads.shape[2]))
 
     def before(given: Tensor, _: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if model.group is not None:
             model.group.share(given)
         hidden = (args[0] if args else named["hidden_states"]).clone()
         hidden[0, : len(given)] = given
+        named = {**named, "paged": WithOutputsTold(named["paged"], keep)}
         return ((hidden, *args[1:]), named) if args else (args, {**named, "hidden_states": hidden})
 
     def after(_: Any, args: Any, output: Any) -> None:

@@ -64,20 +64,32 @@ def centred(logits: Tensor) -> Tensor:
     return found - found.mean(-1, keepdim=True)
 
 
+class Heads(NamedTuple):
+    """Outputs of one layer's attention [P, Q, E], before its last product, and noise [P, Q]."""
+
+    outputs: Tensor
+    noise: Tensor
+
+
 @dataclass(slots=True)
 class Layers:
-    """Of each decoder layer: inputs and outputs [P, C], and noise [P] over what it adds."""
+    """Of each decoder layer: inputs and outputs [P, C], and noise [P] over what it adds.
+
+    And the heads of those that attend, by index.
+    """
 
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     noise: list[Tensor] = field(default_factory=list)
+    heads: dict[int, Heads] = field(default_factory=dict)
 
     def moved(self, device: torch.device) -> "Layers":
         """Return the same on `device`."""
         inputs, outputs, noise = (
             [part.to(device) for part in parts] for parts in (self.inputs, self.outputs, self.noise)
         )
-        return Layers(inputs, outputs, noise)
+        heads = {at: Heads(*(part.to(device) for part in own)) for at, own in self.heads.items()}
+        return Layers(inputs, outputs, noise, heads)
 
 
 class Scores(NamedTuple):
@@ -383,9 +395,14 @@ class Capture:
             compute = usual(interface, name, default)
 
             def attention(module: Any, q: Tensor, k: Tensor, *given: Any, **named: Any) -> Any:
-                if module in own:
-                    q, k = self._rotated(q), self._rotated(k)
-                return compute(module, q, k, *given, **named)
+                if module not in own:
+                    return compute(module, q, k, *given, **named)
+                found = compute(module, self._rotated(q), self._rotated(k), *given, **named)
+                if (variants := self._variants(found[0].flatten(2))) is not None:
+                    heads = variants.view(*variants.shape[:2], *found[0].shape[2:])
+                    noise = relative(heads[-1], heads[0], heads[0])
+                    self.layers.heads[module.layer_idx] = Heads(heads[0].clone(), noise)
+                return found
 
             return attention
 

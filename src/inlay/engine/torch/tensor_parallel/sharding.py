@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
+from inlay.engine.torch.weights.experts import compute_apart
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj"), "o_proj"
@@ -73,6 +74,7 @@ def shard(model: Any, group: TensorParallelGroup) -> None:
             if type(child).__name__.endswith("Experts"):
                 _keep_experts(child, group, f"{path}.{name}")
                 setattr(module, name, Summed(child, group))
+    compute_apart(model)
     for path, module in model.base_model.named_modules():
         whole = isinstance(module, nn.Linear) and module not in divided
         if whole and path.rpartition(".")[2] not in _ON_EVERY_RANK:

@@ -16,6 +16,7 @@ from transformers.utils.logging import set_tqdm_hook
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.checks import dtype_name
+from inlay.engine.torch.weights.experts import compute_apart
 from inlay.engine.torch.weights.families import next_token_layers
 from inlay.engine.torch.weights.gguf import BlockProducts, gguf_weights
 from inlay.engine.torch.weights.quantised.reading import (
@@ -106,6 +107,7 @@ def load(
         kept.settle(model)
         if blocks is not None and blocks.quantization is not None:
             round_linears(model, blocks.quantization, blocks.native, dtype)
+    compute_apart(model)
     loaded: nn.Module = model.requires_grad_(False).eval()
     return loaded
 
