@@ -243,8 +243,9 @@ def _other_scoring(**values: Any) -> Callable[[Seeding, Any], None]:
 
 
 def _keys_for_values(_: Tensor, found: Tensor) -> Tensor:
-    queries, keys, values = found.split((found.shape[-1] - 2 * KEYS, KEYS, KEYS), -1)
-    return torch.cat([queries, values, keys], -1)
+    return torch.cat(
+        [found[..., : -2 * KEYS], found[..., -KEYS:], found[..., -2 * KEYS : -KEYS]], -1
+    )
 
 
 KEYS = 2 * 16

@@ -392,7 +392,7 @@ def test_what_is_noise_itself_is_served_with_a_warning_and_refused_by_strict(
 @pytest.mark.parametrize("sizes", [{"moe_intermediate_size": 20}, {"hidden_size": 36}])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_experts_of_a_size_that_grouped_products_refuse_pass_too(
-    sizes: dict[str, int], dtype: str, tmp_path: Path
+    sizes: dict[str, Any], dtype: Any, tmp_path: Path
 ) -> None:
     directory = make("qwen3_moe", tmp_path / "model", **sizes)
     found = CausalModel.load(

@@ -233,7 +233,7 @@ def _of_heads(found: Tensor, kept: Heads, floor: float) -> float:
     """
     error = relative(found, kept.outputs, kept.outputs)
     ratios = (error + floor).log() - (kept.noise + floor).log()
-    return float(ratios.unflatten(0, (-1, COUNT)).mean(1).exp().max())
+    return float(ratios.view(-1, COUNT, ratios.shape[1]).mean(1).exp().max())
 
 
 def _outputs(
@@ -262,10 +262,10 @@ def _outputs(
             model.hidden(uploaded, pages, largest_window=WINDOW)
         rows = len(given[0])
         for steps, output in zip(found, own, strict=True):
-            steps.append(output.unflatten(0, (-1, count)))
+            steps.append(output.view(-1, count, output.shape[-1]))
         for at, output in attended.items():
             if at in heads:
-                heads[at].append(output[:rows].unflatten(0, (-1, count)))
+                heads[at].append(output[:rows].view(-1, count, *output.shape[1:]))
         start = stop
 
     def joined(steps: list[Tensor]) -> Tensor:
@@ -302,7 +302,7 @@ def _forced(
             attended[layer] = heads.clone()
         else:
             whole = model.group.gather(heads.flatten(1))
-            attended[layer] = whole.unflatten(1, (-1, heads.shape[2]))
+            attended[layer] = whole.view(len(whole), -1, heads.shape[2])
 
     def before(given: Tensor, _: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if model.group is not None:
