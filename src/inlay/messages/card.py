@@ -212,7 +212,8 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         seconds: that it took.
         shadow: relative distance of the logits of a small float32 model of the same structure; 0 if
             it was not compared.
-        reason: what is wrong, of one that differs: a fleet sends it no requests.
+        reason: what is wrong, of one that differs: a fleet sends it no requests; and why one is
+            unchecked.
         parts: relative distance to float32 of what is its library's own code: towers, denoisers.
     """
 

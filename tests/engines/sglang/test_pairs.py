@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -43,6 +44,7 @@ from inlay.transport.local import LocalPlane
 from inlay.worker.process import WorkerProcess, spawn
 from tests.engine import reference
 from tests.engine.conformance import ids, make_request
+from tests.engines.held import keep_reference, own_cache
 from tests.engines.sglang.serving import FLAGS
 from tests.engines.starting import SECRET
 from tests.equality.reference import model_of
@@ -115,10 +117,13 @@ async def started_pair(directory: Path) -> AsyncIterator[Pair]:
     policy = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
     try:
-        for role in roles:
-            processes[role] = await spawn(
-                settings_of(directory, role), SECRET, environment={"HF_HUB_OFFLINE": "1"}
-            )
+        with TemporaryDirectory() as cache, own_cache(Path(cache) / "inlay" / "self-check"):
+            keep_reference(directory, "float32")
+            for role in roles:
+                environment = {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": cache}
+                processes[role] = await spawn(
+                    settings_of(directory, role), SECRET, environment=environment
+                )
         plane = LocalPlane([process.channel for process in processes.values()])
         await plane.start()
         await plane.wait_ready()
@@ -215,6 +220,17 @@ async def test_answers_of_a_pair_are_those_of_transformers(pair: Pair, directory
             assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(prompt), count)
     assert pair.router.stats.handovers == {"m": 8}
     await pair.is_idle()
+
+
+async def test_the_half_that_computes_prompts_is_held_to_the_models_own_code(pair: Pair) -> None:
+    found = pair.worker("prefill").card.self_check
+    assert found is not None
+    assert (found.result, found.distances.keys()) == ("passed", {"random", "text"})
+    assert 0 < found.distance <= found.bound
+    other = pair.worker("decode").card.self_check
+    assert other is not None
+    assert other.result == "unchecked"
+    assert "keys and values a prefill worker computes" in other.reason
 
 
 async def test_logprobs_of_the_first_token_come_from_the_prefill_worker(

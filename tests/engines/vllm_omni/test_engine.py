@@ -94,6 +94,14 @@ async def test_images_are_those_of_vllm_omni_and_of_diffusers(engine: VllmOmniEn
     assert not near(other, alone("qwen", PROMPT, requests[0]))
 
 
+async def test_its_card_says_that_nothing_compares_its_images(engine: VllmOmniEngine) -> None:
+    found = engine.card.self_check
+    assert found is not None
+    assert (found.result, "engine diffusers is compared" in found.reason) == ("unchecked", True)
+    with pytest.raises(InvalidRequestError, match="--self-check strict: vLLM-Omni gives images"):
+        await VllmOmniEngine(settings("qwen", self_check="strict"), SECRET).start()
+
+
 async def test_rows_of_a_text_encoder_make_the_image_of_its_text(engine: VllmOmniEngine) -> None:
     each = params(negative="blurred")
     expected = await Run(engine, each, text(PROMPT)).images()

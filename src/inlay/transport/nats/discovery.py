@@ -62,7 +62,7 @@ class FleetWorker:
     def refusal(self) -> str | None:
         """Reason why it serves in no pool, though it would."""
         check = self.card.self_check
-        return check.reason if check is not None and check.reason else None
+        return check.reason if check is not None and check.result == "differs" else None
 
     @property
     def stats(self) -> Stats:

@@ -13,7 +13,7 @@ from vllm_omni.diffusion.data import uses_diffusers_adapter
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.weights import directory_of
-from inlay.messages.card import ModelCard
+from inlay.messages.card import ModelCard, SelfCheck
 from inlay.messages.digest import Secret
 from inlay.tensors.weight_files import convertible, find_weights
 from inlay_stages.engines.diffusers.checks import ImageBounds
@@ -28,6 +28,11 @@ _TAKES_EMBEDS = ("FluxPipeline", "QwenImagePipeline")
 
 _MULTIPLE = 32
 """Pixels that sides are multiples of, where the family is not known: enough for every VAE."""
+
+_NOT_COMPARED = (
+    "vLLM-Omni gives images alone, and nothing that its models' own code could be compared with; "
+    "the engine diffusers is compared"
+)
 
 _DENOISERS = ("transformer", "unet")
 
@@ -66,6 +71,11 @@ def load(settings: EngineSettings, secret: Secret) -> LoadedOmni:
         InvalidRequestError: what vLLM-Omni or inlay refuses.
         EngineError: vLLM-Omni did not start.
     """
+    if settings.health.self_check == "strict":
+        raise InvalidRequestError(
+            f"--self-check strict: {_NOT_COMPARED}; --self-check start serves it",
+            param="self_check",
+        )
     directory = directory_of(settings.model.model, settings.model.revision, FILES)
     name, components = read_index(directory)
     weighted = [each for each in components if _is_weighted(directory / each)]
@@ -92,6 +102,9 @@ def load(settings: EngineSettings, secret: Secret) -> LoadedOmni:
             identity(directory, [*components]),
             str(config.dtype).removeprefix("torch."),
             previews=False,
+            self_check=None
+            if settings.health.self_check == "off"
+            else SelfCheck(result="unchecked", reference="", reason=_NOT_COMPARED),
         )
         given = settings.replace(max_num_seqs=places)
         return LoadedOmni(
