@@ -14,7 +14,7 @@ from torch import nn
 
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.self_check import start
-from inlay.engine.torch.self_check.judgement import BOUND, judge
+from inlay.engine.torch.self_check.judgement import BOUND, judge_answers, judge_layers
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.weights.linear import FusedPart, RMSNorm
@@ -81,10 +81,11 @@ def seeded(found: Checked) -> Iterator[tuple[str, Shown]]:
 
 
 def _shown(found: Checked) -> Shown:
-    judged = judge(found.model, found.reference)
+    answers = judge_answers(*found)
     # Not a number is beyond any bound.
-    if not judged.distance <= BOUND:
-        return Shown("answer", judged.distance)
+    if not answers.distance <= BOUND:
+        return Shown("answer", answers.distance)
+    judged = judge_layers(*found, answers)
     if not judged.similar:
         return Shown("layers", judged.distance)
     if not judged.right:

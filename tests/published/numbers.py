@@ -1,12 +1,12 @@
 """What a server and transformers say of the same ids, and how far each is from float32."""
 
-import gc
 import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -130,19 +130,22 @@ def answers(http: httpx.Client, prompts: Sequence[object]) -> list[Answer]:
         return list(pool.map(lambda prompt: answer(http, prompt), prompts))
 
 
+@lru_cache(maxsize=1)
+def _loaded(path: Path) -> Any:
+    """The last one is kept: tests of a model stand behind each other."""
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.bfloat16, attn_implementation="sdpa"
+    ).eval()
+
+
 @contextmanager
 def reference(path: Path) -> Iterator[Any]:
     """transformers' model in bfloat16 with its fused attention, on every core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.bfloat16, attn_implementation="sdpa"
-    ).eval()
     try:
-        yield model
+        yield _loaded(path)
     finally:
-        del model
-        gc.collect()
         torch.set_num_threads(threads)
 
 

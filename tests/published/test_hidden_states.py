@@ -12,15 +12,13 @@ import numpy.typing as npt
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from inlay.client import hidden_states
 from tests.published.conftest import Servers, checkpoint
+from tests.published.numbers import FARTHER, in_float32, reference
 from tests.published.prompts import CODE, GEMMA, QWEN, TEXTS
 
 pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
-
-FAR = 1.5
 
 
 @pytest.fixture(scope="module", params=[GEMMA, QWEN])
@@ -28,11 +26,10 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def computed(name: str, ids: Sequence[int], dtype: torch.dtype) -> "npt.NDArray[np.float32]":
+@torch.no_grad()
+def computed(model: Any, ids: Sequence[int]) -> "npt.NDArray[np.float32]":
     """[layers, positions, size]."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint(name), dtype=dtype).eval()
-    with torch.no_grad():
-        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
     return np.stack([state[0].float().numpy() for state in states])
 
 
@@ -68,19 +65,22 @@ def test_every_layer_of_prompt_and_answer_is_as_transformers_has_it(
         told(client, text, 1)
         choice = told(client, text, 8)
         ids = choice.to_dict()["prompt_token_ids"] + choice.to_dict()["token_ids"][:-1]
-        reference = computed(name, ids, torch.bfloat16)
-        # Not all: one client may hold 128 MiB.
-        layers = sorted({*range(0, len(reference), 4), len(reference) - 1})
-        reference = reference[layers]
+        with reference(checkpoint(name)) as model:
+            rounded = computed(model, ids)
+            # Not all: one client may hold 128 MiB.
+            layers = sorted({*range(0, len(rounded), 4), len(rounded) - 1})
+            rounded = rounded[layers]
+            if name == GEMMA:
+                with in_float32(model):
+                    exact = computed(model, ids)[layers]
         found = told(client, text, 8, hidden_states={"layers": layers, "of": "all"})
         assert found.text == choice.text
         states = hidden_states(found)
     served_states = np.stack([one.rows.astype(np.float32) for one in states])
-    assert served_states.shape == reference.shape
+    assert served_states.shape == rounded.shape
     if name == GEMMA:
-        exact = computed(name, ids, torch.float32)[layers]
-        bound = FAR * distances(reference, exact)
+        bound = FARTHER * distances(rounded, exact)
         # What the first layer reads is looked up: there is nothing to round.
         assert (distances(served_states, exact) <= np.maximum(bound, 1e-6)).all()
     # Two roundings of the same states: twice what one is off at most.
-    assert distances(served_states, reference).max() < 0.06
+    assert distances(served_states, rounded).max() < 0.06

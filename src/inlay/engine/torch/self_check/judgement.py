@@ -123,18 +123,27 @@ def judge(model: "CausalModel", reference: Reference) -> Judgement:
 
     Chunks of prompts in one batch over scattered pages, then decoding, one position a step.
     """
-    floor = FLOOR[model.dtype]
-    error, noise = logit_errors(model, reference), reference.noise
+    return judge_layers(model, reference, judge_answers(model, reference))
+
+
+def judge_layers(model: "CausalModel", reference: Reference, answers: Judgement) -> Judgement:
+    """Compare the layers too; `answers` is what `judge_answers` found."""
     with _fresh_tables(model), torch.inference_mode():
-        layers, together = _layers(model, reference, floor)
+        layers, together = _layers(model, reference, FLOOR[model.dtype])
     model.forget_workspace()
+    return answers._replace(layers=layers, together=together)
+
+
+def judge_answers(model: "CausalModel", reference: Reference) -> Judgement:
+    """Compare as `judge`, but no layers."""
+    error, noise = logit_errors(model, reference), reference.noise
     found = {
-        place: mean_ratio(own, usual, floor, routed=reference.routed)
+        place: mean_ratio(own, usual, FLOOR[model.dtype], routed=reference.routed)
         for (place, own), (_, usual) in zip(
             grouped(reference, error), grouped(reference, noise), strict=True
         )
     }
-    return Judgement(found, layers, float(noise.median()), together)
+    return Judgement(found, (), float(noise.median()))
 
 
 def logit_errors(model: "CausalModel", reference: Reference) -> Tensor:
