@@ -15,8 +15,7 @@ from inlay.base.errors import EngineError
 from inlay.engine import references
 from inlay.engine.api import Engine, GenerateEngine
 from inlay.engine.embed.encoder import Encoder
-from inlay.engine.pool_reference import BOUND, PoolReference, key_of
-from inlay.engine.pool_vectors import PoolVectors
+from inlay.engine.pool_reference import BOUND, PoolReference, PoolVectors, key_of
 from inlay.engine.references import LocalReferences
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.self_check.reference import Reference

@@ -1,20 +1,22 @@
-"""The reference of a pool: logprobs of a model's own code that any engine can be compared with.
+"""The reference of a pool: numbers of a model's own code that any engine can be compared with.
 
-Its prompts are token ids alone, as clients send them. It is found by weights and dtype, so that all
-workers of a pool are held to one, whatever engine they have. The distance is that of the self-check
-of the torch engine (`inlay.engine.torch.self_check.judgement`), of logprobs.
+Logprobs, or of models that embed or score vectors or logits of pairs. Its prompts are token ids
+alone, as clients send them. It is found by weights and dtype, so that all workers of a pool are
+held to one, whatever engine they have. The distance is that of the self-check of the torch engine
+(`inlay.engine.torch.self_check.judgement`).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
-_FORM = 1
-"""Changes with the prompts and with the form of the record."""
+_FORM, _FORM_OF_VECTORS = 1, "vectors 1"
+"""Change with the prompts and with the form of the record."""
 
 KEPT = 64
 """Most likely ids that are kept at each position: more than an engine names."""
@@ -26,11 +28,23 @@ _FLOOR = {"float32": 1e-3}
 _FLOOR_OF_HALF = 1e-2
 """Difference of logprobs below which no answer changes, added to error and noise."""
 
+_FLOOR_OF_VECTORS = {"float32": 1e-5}
+_FLOOR_OF_HALF_VECTORS = 1e-3
+"""Likewise of vectors, relatively."""
+
+_FEW = 8
+"""Numbers of a vector, under which one may be small by chance."""
+
+Vectors: TypeAlias = npt.NDArray[np.float32]
+
 Named: TypeAlias = Mapping[int, float]
 """Logprobs of the most likely ids at a position."""
 
 Answer: TypeAlias = Mapping[int, Named]
 """Logprobs after positions of a prompt, some or all."""
+
+
+_Kind = TypeVar("_Kind", "PoolReference", "PoolVectors")
 
 
 class PoolReference(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,10 +77,7 @@ class PoolReference(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: it is none, or not of a model with `vocab_size` ids.
         """
-        try:
-            found = _decoder.decode(data)
-        except msgspec.MsgspecError as error:
-            raise ValueError(str(error)) from error
+        found = _decoded(data, cls)
         tokens = [token for _, prompt in found.prompts for token in prompt]
         noise, ids = np.frombuffer(found.noise, "<f4"), np.frombuffer(found.ids, "<i4")
         logprobs = np.frombuffer(found.logprobs, "<f4")
@@ -75,8 +86,7 @@ class PoolReference(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("its parts do not go together")
         if not np.isfinite(noise).all() or not np.isfinite(logprobs).all():
             raise ValueError("it has numbers that are none")
-        if min(*tokens, ids.min()) < 0 or max(*tokens, ids.max()) >= vocab_size:
-            raise ValueError("it has ids that the model does not have")
+        _check_ids([*tokens, ids.min(), ids.max()], vocab_size)
         return found
 
     def encode(self) -> bytes:
@@ -120,6 +130,83 @@ class PoolReference(msgspec.Struct, frozen=True, kw_only=True):
             start += len(prompt)
 
 
+class PoolVectors(msgspec.Struct, frozen=True, kw_only=True):
+    """Vectors of a model's own code.
+
+    Attributes:
+        by: library, version, attention and dtype that computed it.
+        dtype: of the model.
+        prompts: token ids of each, and where its second text begins: its length if it has none.
+        vectors: float32 [prompts, N].
+        noise: what rounding changes of a typical one, relatively.
+        form: of this record.
+    """
+
+    by: str
+    dtype: str
+    prompts: tuple[tuple[tuple[int, ...], int], ...]
+    vectors: bytes
+    noise: float
+    form: str = _FORM_OF_VECTORS
+
+    @classmethod
+    def of(
+        cls, by: str, dtype: str, prompts: Sequence[tuple[tuple[int, ...], int]], variants: Vectors
+    ) -> "PoolVectors":
+        """Keep the first of `variants` [V, prompts, N], from which rounding moves the others."""
+        first = variants[0]
+        noise = float(np.sqrt(np.mean([_errors(other, first) ** 2 for other in variants[1:]])))
+        return cls(by=by, dtype=dtype, prompts=tuple(prompts), vectors=first.tobytes(), noise=noise)
+
+    @classmethod
+    def decode(cls, data: bytes, vocab_size: int) -> "PoolVectors":
+        """Return the reference that was encoded as `data`.
+
+        Raises:
+            ValueError: it is none, or not of a model with `vocab_size` ids.
+        """
+        found = _decoded(data, cls)
+        values = np.frombuffer(found.vectors, "<f4")
+        tokens = [token for ids, _ in found.prompts for token in ids]
+        if found.form != _FORM_OF_VECTORS or not tokens or not values.size:
+            raise ValueError("its parts do not go together")
+        if values.size % len(found.prompts) or not np.isfinite([*values, found.noise]).all():
+            raise ValueError("its vectors are not those of its prompts")
+        _check_ids(tokens, vocab_size)
+        return found
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of prompts, and of numbers for each."""
+        return len(self.prompts), len(self.vectors) // 4 // len(self.prompts)
+
+    def distances(self, found: Vectors, *, unit: bool = False) -> dict[str, float]:
+        """Return the distance of vectors [prompts, N], by what they are of.
+
+        The geometric mean over prompts of error over noise; not a number where one is not.
+
+        Args:
+            found: from an engine.
+            unit: it gives them length 1.
+
+        Raises:
+            ValueError: `found` is not of `shape`.
+        """
+        kept = np.frombuffer(self.vectors, "<f4").reshape(self.shape)
+        if found.shape != kept.shape:
+            raise ValueError(f"vectors are {found.shape}, those kept are {kept.shape}")
+        if unit:
+            kept = kept / np.linalg.norm(kept, axis=1, keepdims=True)
+        floor = _FLOOR_OF_VECTORS.get(self.dtype, _FLOOR_OF_HALF_VECTORS)
+        ratios = (_errors(found, kept) + floor) / (self.noise + floor)
+        pairs = any(second < len(ids) for ids, second in self.prompts)
+        mean = float(np.exp(np.log(ratios).mean())) if np.isfinite(ratios).all() else math.nan
+        return {"scores" if pairs else "vectors": mean}
+
+
 def key_of(weights_id: str, dtype: str) -> str:
     """Return the name of the reference of a pool, 32 hex digits."""
     return blake3(repr(("pool", _FORM, weights_id, dtype)).encode()).digest(16).hex()
@@ -140,4 +227,22 @@ def _error(named: Named, kept: Named) -> float:
     return math.hypot(*errors) / math.sqrt(len(errors))
 
 
-_decoder: "msgspec.msgpack.Decoder[PoolReference]" = msgspec.msgpack.Decoder(PoolReference)
+def _decoded(data: bytes, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+
+
+def _check_ids(ids: Iterable[int], vocab_size: int) -> None:
+    if not all(0 <= id_ < vocab_size for id_ in ids):
+        raise ValueError("it has ids that the model does not have")
+
+
+def _errors(found: Vectors, kept: Vectors) -> Vectors:
+    """Return the size of differences over that of a vector; of single numbers, a typical one's."""
+    size = np.linalg.norm(kept, axis=1)
+    if kept.shape[1] < _FEW:
+        size = np.full_like(size, math.sqrt(float(np.square(size).mean())))
+    errors: Any = np.linalg.norm(found - kept, axis=1) / np.maximum(size, 1e-30)
+    return np.asarray(errors, np.float32)

@@ -17,8 +17,14 @@ import numpy as np
 
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.engine.api import Engine
-from inlay.engine.pool_reference import BOUND, Answer, PoolReference, key_of
-from inlay.engine.pool_vectors import PoolVectors, Vectors
+from inlay.engine.pool_reference import (
+    BOUND,
+    Answer,
+    PoolReference,
+    PoolVectors,
+    Vectors,
+    key_of,
+)
 from inlay.engine.probe import outputs_of, probe_failed
 from inlay.engine.references import references
 from inlay.messages.card import ModelCard, SelfCheck

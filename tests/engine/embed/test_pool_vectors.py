@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.engine.pool_reference import BOUND, key_of
-from inlay.engine.pool_vectors import PoolVectors
+from inlay.engine.pool_reference import BOUND, PoolVectors, key_of
 from inlay.engine.references import LocalReferences
 from inlay.engine.settings import EngineSettings
 from inlay.worker.pool_check import check_pool

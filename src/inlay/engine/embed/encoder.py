@@ -31,7 +31,7 @@ from inlay.engine.embed.self_check import (
 )
 from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
 from inlay.engine.embed.vector_model import EmbedInput
-from inlay.engine.pool_vectors import PoolVectors
+from inlay.engine.pool_reference import PoolVectors
 from inlay.engine.sections import PoolingOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
