@@ -396,7 +396,7 @@ def test_experts_of_a_size_that_grouped_products_refuse_pass_too(
 ) -> None:
     directory = make("qwen3_moe", tmp_path / "model", **sizes)
     found = CausalModel.load(
-        EngineSettings(model=str(directory), device="cpu", dtype=dtype, self_check="strict")
+        EngineSettings.of(model=str(directory), device="cpu", dtype=dtype, self_check="strict")
     )
     assert found.self_check is not None
     assert found.self_check.result == "passed"
