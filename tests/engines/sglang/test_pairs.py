@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -110,20 +109,18 @@ def tokens_of(answer: Sequence[Output]) -> list[int]:
 
 
 @asynccontextmanager
-async def started_pair(directory: Path) -> AsyncIterator[Pair]:
+async def started_pair(directory: Path, cache: Path) -> AsyncIterator[Pair]:
     processes: dict[Phase, WorkerProcess] = {}
     roles: tuple[Phase, ...] = ("prefill", "decode")
     # Imported here, SGLang sets uvloop's policy, by which this loop can start no process.
     policy = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
     try:
-        with TemporaryDirectory() as cache, own_cache(Path(cache) / "inlay" / "self-check"):
-            keep_reference(directory, "float32")
-            for role in roles:
-                environment = {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": cache}
-                processes[role] = await spawn(
-                    settings_of(directory, role), SECRET, environment=environment
-                )
+        for role in roles:
+            processes[role] = await spawn(
+                settings_of(directory, role), SECRET,
+                environment={"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(cache)},
+            )  # fmt: skip
         plane = LocalPlane([process.channel for process in processes.values()])
         await plane.start()
         await plane.wait_ready()
@@ -135,8 +132,11 @@ async def started_pair(directory: Path) -> AsyncIterator[Pair]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pair(directory: Path) -> AsyncIterator[Pair]:
-    async with started_pair(directory) as found:
+async def pair(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    cache = tmp_path_factory.mktemp("cache")
+    with own_cache(cache / "inlay" / "self-check"):
+        keep_reference(directory, "float32")
+    async with started_pair(directory, cache) as found:
         yield found
 
 
