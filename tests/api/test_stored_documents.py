@@ -198,6 +198,15 @@ def test_an_item_has_one_form(url: str, document: dict[str, Any], words: str) ->
     assert words in message
 
 
+@pytest.mark.parametrize("field", ["query", "documents"])
+def test_many_documents_are_refused_before_they_are_read(url: str, field: str) -> None:
+    sides = {"query": "x", "documents": ["x"], field: [{}] * 50_000}
+    if field == "query":
+        sides = {"text_1": sides["query"], "text_2": "x"}
+    response = ask(url, "/v1/rerank" if field == "documents" else "/v1/score", **sides)
+    assert "--max-embedding-inputs" in refusal(response)[1]
+
+
 def test_models_of_pairs_take_texts_alone() -> None:
     with fleet(tiny_scoring("bert"), task="score") as running:
         url = running.serve(store=store())

@@ -63,8 +63,7 @@ async def score(call: Call) -> None:
     check_common(call, request)
     id_ = answer_id("score-", request.request_id)
     model = call.server.model(request.model, Task.SCORE, Task.EMBED)
-    first, second = _side(request, _FIRST), _side(request, _SECOND)
-    check_count(call, len(second.items), second.param)
+    first, second = (_side(call, request, names) for names in (_FIRST, _SECOND))
     if len(first.items) not in (1, len(second.items)):
         raise InvalidRequestError(
             f"{first.param} has {len(first.items)} texts and {second.param} "
@@ -89,8 +88,9 @@ async def rerank_documents(call: Call, incoming: ParsedRequest[Any]) -> None:
     id_ = answer_id("score-", request.request_id)
     if request.top_n is not None and request.top_n < 0:
         raise InvalidRequestError(f"top_n must be 0 or more, got {request.top_n}", param="top_n")
-    documents = Side.of(request.documents, "documents")
-    scores, used, model = await scored(call, incoming, Side.of(request.query, "query"), documents)
+    documents = counted(call, request.documents, "documents")
+    query = counted(call, request.query, "query")
+    scores, used, model = await scored(call, incoming, query, documents)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
     shows = request.return_documents is not False
     results = [
@@ -116,7 +116,6 @@ async def scored(
     request: RankingRequest = incoming.parsed.request
     check_common(call, request)
     model = call.server.model(request.model, Task.SCORE, Task.EMBED)
-    check_count(call, len(documents.items), documents.param)
     scores, used = await _scores(call, model, incoming, query, documents)
     return scores, used, model
 
@@ -136,7 +135,16 @@ def in_rerank(request: RankingRequest) -> list[Source]:
     return in_fields(request, "query", "documents")
 
 
-def _side(request: ScoreRequest, names: Sequence[str]) -> Side:
+def counted(call: Call, given: Item | Sequence[Item], param: str) -> Side:
+    """Return the side in a field of a request, whose items are counted before they are read.
+
+    Raises `InvalidRequestError` for too many, and as `Side.of`.
+    """
+    check_count(call, len(given) if isinstance(given, list) else 1, param)
+    return Side.of(given, param)
+
+
+def _side(call: Call, request: ScoreRequest, names: Sequence[str]) -> Side:
     """Return the side whose field of `names` is given.
 
     Raises `InvalidRequestError` for none or several of them, and as `Side.of`.
@@ -147,7 +155,7 @@ def _side(request: ScoreRequest, names: Sequence[str]) -> Side:
             f"give exactly one of {', '.join(names)}, got {' and '.join(given) or 'none'}",
             param=names[0],
         )
-    return Side.of(getattr(request, given[0]), given[0])
+    return counted(call, getattr(request, given[0]), given[0])
 
 
 async def _scores(

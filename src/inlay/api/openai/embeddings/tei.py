@@ -17,8 +17,7 @@ from inlay.api.openai.embeddings.gathering import (
 )
 from inlay.api.openai.embeddings.outputs import MOST_NUMBERS, comparable
 from inlay.api.openai.embeddings.route import EmbeddingsPlan, VectorForm, answer_inputs
-from inlay.api.openai.embeddings.scoring import in_rerank, rerank_documents, scored
-from inlay.api.openai.embeddings.sides import Side
+from inlay.api.openai.embeddings.scoring import counted, in_rerank, rerank_documents, scored
 from inlay.api.openai.schema.embeddings import ClassificationRequest, EmbeddingRequest
 from inlay.api.openai.schema.tei import (
     EmbedInputsRequest,
@@ -102,7 +101,7 @@ async def rank(call: Call) -> None:
     request.auto_truncate = request.truncate
     request.truncation_side = _side(request.truncation_direction)
     request.use_activation = not request.raw_scores
-    sides = Side.of(request.query, "query"), Side.of(request.texts, "texts")
+    sides = counted(call, request.query, "query"), counted(call, request.texts, "texts")
     scores, _, _ = await scored(call, incoming, *sides)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])
     texts = request.texts if request.return_text else None
