@@ -113,7 +113,11 @@ def main() -> None:
             ("safetensors", "float16"),
             ("safetensors", "int8"),
         ):
-            body = {"input": some[:20], "outputs": ["tokens"], "encoding_format": form}
+            body: dict[str, Any] = {
+                "input": some[:20],
+                "outputs": ["tokens"],
+                "encoding_format": form,
+            }
             size = len(post("/v1/embeddings", **body, embed_dtype=dtype).content)
             print(f"tokens of 20 texts, {form} {dtype or 'float32'}: {size / 20:,.0f} bytes a text")
 
