@@ -67,7 +67,7 @@ def main() -> None:
         print(f"load {os.getloadavg()[0]:.1f}")
         for count in options.documents:
             some = texts[:count]
-            asked = {"query": texts[0], "return_documents": False}
+            asked: dict[str, Any] = {"query": texts[0], "return_documents": False}
             kept = post("/v1/embeddings", input=some, outputs=["tokens"], store=True).json()
             if "data" not in kept:
                 raise SystemExit(str(kept))
