@@ -25,6 +25,7 @@ from nats.aio.client import Client
 from inlay.cli.commands import commands, known_variables
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import FleetFrontendSettings
+from inlay.store.reaper import LEASE
 from inlay.transport.nats import secret
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.settings import NatsSettings
@@ -124,9 +125,12 @@ async def _back_up(client: Client, stream: str, file: BinaryIO) -> None:
 
 async def _restore(client: Client, kept: dict[str, Any], file: BinaryIO) -> None:
     stream = kept.pop("stream")
-    there = await _asked(client, f"STREAM.INFO.{stream}", {}, or_none=True)
+    asked = {"subjects_filter": ">"}
+    there = await _asked(client, f"STREAM.INFO.{stream}", asked, or_none=True)
     if there is not None:
-        if there["state"]["messages"]:
+        # Who removes what has expired says so there too.
+        found = there["state"].get("subjects") or ()
+        if any(not subject.endswith(f".{LEASE}") for subject in found):
             sys.exit(f"{stream} has stored prompts already: nothing was restored to it")
         # A frontend that has started makes an empty one.
         await _asked(client, f"STREAM.DELETE.{stream}", {})

@@ -1,5 +1,6 @@
 """Stored prompts, backed up from one NATS server and restored to another."""
 
+import asyncio
 import base64
 import io
 import os
@@ -11,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
+import nats
 import pytest
 import torch
 
@@ -93,6 +95,8 @@ def test_a_fleet_whose_secret_is_in_nats_alone_is_restored_with_it(
         assert saved.returncode == 0, saved.stderr.decode()
         if started == "before":
             with frontend(new):
+                # It looks for what has expired, and says so where prompts are.
+                until(lambda: asyncio.run(records(new.url)) == 1)
                 done = script("restore", new.url, saved.stdout)
             assert b"start all frontends and workers again" in done.stderr
         else:
@@ -144,15 +148,26 @@ def test_a_backup_of_another_secret_file_is_refused(tmp_path: Path) -> None:
     assert b"nothing was restored" in done.stderr
 
 
+async def records(url: str) -> int:
+    """Return the number of records of stored prompts."""
+    client = await nats.connect(url)
+    try:
+        streams = await client.jetstream().streams_info()
+        found = {each.config.name: each.state.messages for each in streams}
+        return int(found.get("KV_inlay_default_prompts", 0))
+    finally:
+        await client.close()
+
+
 def server(directory: Path) -> NatsServer:
     directory.mkdir()
     return NatsServer(directory)
 
 
 @contextmanager
-def frontend(nats: NatsServer, *more: object) -> Iterator[str]:
+def frontend(broker: NatsServer, *more: object) -> Iterator[str]:
     port = free_port()
-    words = ("--nats", nats.url, "--port", port, *more)
+    words = ("--nats", broker.url, "--port", port, *more)
     with running("frontend", *words, until="HTTP at"):
         yield f"http://127.0.0.1:{port}"
 

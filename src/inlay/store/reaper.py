@@ -11,7 +11,8 @@ PERIOD_SECONDS = 60.0
 """Period of removals."""
 ORPHAN_SECONDS = 900.0
 """Age at which a content without a record is removed: far more than an upload takes."""
-_LEASE = "reaper"
+LEASE = "reaper"
+"""Key of the record of who removes what has expired."""
 
 
 class _Lease(msgspec.Struct, frozen=True, array_like=True):
@@ -54,14 +55,14 @@ class Reaper:
 
         Raises `OverloadedError`.
         """
-        revision, kept = await self._shared.find(_LEASE)
+        revision, kept = await self._shared.find(LEASE)
         now = self._clock()
         if kept is not None:
             lease = _decode_lease(kept)
             if lease.holder != self._holder and now < lease.until:
                 return False
         new = _Lease(self._holder, now + 3 * PERIOD_SECONDS)
-        return await self._shared.swap(_LEASE, _encode(new), revision)
+        return await self._shared.swap(LEASE, _encode(new), revision)
 
     async def reap(self) -> None:
         """Remove expired and half-deleted records, and contents without one.
