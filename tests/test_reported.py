@@ -208,6 +208,10 @@ REPORTED: dict[str, tuple[str, ...]] = {
     ),
     "a backup restores where NATS alone has the secret": (
         "deploy/test_backup.py::test_a_fleet_whose_secret_is_in_nats_alone_is_restored_with_it",
+        (
+            "deploy/test_compose.py::"
+            "test_a_backup_brings_stored_prompts_back_where_nats_has_lost_its_volume"
+        ),
         "deploy/test_backup.py::test_kept_responses_are_restored_and_can_be_continued",
     ),
     "commands of pages and runbooks are commands": (

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -118,14 +119,18 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     try:
         run(*compose, "up", "--detach", within=300)
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 240
-        while not _two_workers(url):
-            assert time.monotonic() < deadline, _logs()
-            time.sleep(0.5)
+        _wait(url)
         text = run(*podman(), "exec", "inlay-test_frontend_1", "cat", "/access/keys.yaml")
         yield Up(url, yaml.safe_load(text)[0]["key"], compose)
     finally:
         subprocess.run([*compose, "down", "--volumes"], capture_output=True, check=False)
+
+
+def _wait(url: str) -> None:
+    deadline = time.monotonic() + 240
+    while not _two_workers(url):
+        assert time.monotonic() < deadline, _logs()
+        time.sleep(0.5)
 
 
 def _two_workers(url: str) -> bool:
@@ -176,6 +181,43 @@ def test_a_killed_worker_s_streams_go_on_with_the_same_text(up: Up) -> None:
         run(*podman(), "kill", "--signal", "KILL", up.container("worker-a"))
         assert {letter: one.result() for letter, one in running.items()} == texts
     assert up.metric('inlay:router_decisions_total{attempt="further"') > before
+
+
+def test_a_backup_brings_stored_prompts_back_where_nats_has_lost_its_volume(up: Up) -> None:
+    """With the secret of the namespace, which NATS alone has."""
+    rows = PromptEmbedder.from_pretrained(str(MODEL)).embed_messages(QUESTION)
+    data = rows.completion_args()["extra_body"]["prompt_embeds"]
+
+    def text(given: object) -> str:
+        made = up.client.completions.create(
+            model="demo", prompt="", temperature=0, max_tokens=16,
+            extra_body={"prompt_embeds": given},
+        )  # fmt: skip
+        return made.choices[0].text
+
+    def asked(method: str, path: str, **how: Any) -> httpx.Response:
+        own = {"authorization": f"Bearer {up.key}", "content-type": "application/octet-stream"}
+        return httpx.request(method, up.url + path, headers=own, timeout=120, **how)
+
+    before = text(data)
+    kept = asked("POST", "/v1/prompt_embeds", content=b64decode(data)).raise_for_status().json()
+    script = (ROOT / "deploy" / "stored_prompts.py").read_text()
+    words = [*podman(), "exec", "-i", up.container("frontend"), "python3", "-c", script]
+    saved = subprocess.run([*words, "backup"], capture_output=True, check=True).stdout
+    run(*up.compose, "down", within=300)
+    run(*podman(), "volume", "rm", "inlay-test_nats")
+    run(*up.compose, "up", "--detach", within=300)
+    _wait(up.url)
+    path = f"/v1/prompt_embeds/{kept['id']}"
+    assert asked("GET", path).status_code == 404
+    done = subprocess.run([*words, "restore"], input=saved, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"start all frontends and workers again" in done.stderr
+    run(*up.compose, "stop", "frontend", "worker-a", "worker-b", within=300)
+    run(*up.compose, "start", "frontend", "worker-a", "worker-b", within=300)
+    _wait(up.url)
+    assert asked("GET", path).status_code == 200
+    assert text({"ref": kept["id"]}) == before
 
 
 def test_all_end_by_themselves_within_their_grace(up: Up) -> None:
