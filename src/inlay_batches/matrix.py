@@ -96,20 +96,20 @@ async def write_matrix(
         which[numbers] = index
         where[numbers] = np.arange(len(numbers))
     held: dict[int, npt.NDArray[np.void]] = {}
-    written: list[Piece] = []
     name = new_name("matrix")
     head = _head(rows, width, form)
-    for start, stop in _stretches(rows, max(1, PIECE_BYTES // (4 * width))):
-        block = np.full((stop - start, width), np.nan, np.float32)
-        for index in sorted({*which[start:stop].tolist()} - {-1}):
-            if index not in held:
-                if len(held) >= _KEPT:
-                    del held[min(held)]
-                held[index] = _records(await contents.read(pieces[index]), size)
-            mine = np.flatnonzero(which[start:stop] == index)
-            block[mine] = held[index]["vector"][where[start + mine]]
-        data, head = head + block.astype("<f4").tobytes(), b""
-        written.append(await contents.write(f"{name}-{len(written)}", data))
+    async with contents.whole() as written:
+        for start, stop in _stretches(rows, max(1, PIECE_BYTES // (4 * width))):
+            block = np.full((stop - start, width), np.nan, np.float32)
+            for index in sorted({*which[start:stop].tolist()} - {-1}):
+                if index not in held:
+                    if len(held) >= _KEPT:
+                        del held[min(held)]
+                    held[index] = _records(await contents.read(pieces[index]), size)
+                mine = np.flatnonzero(which[start:stop] == index)
+                block[mine] = held[index]["vector"][where[start + mine]]
+            data, head = head + block.astype("<f4").tobytes(), b""
+            written.append(await contents.write(f"{name}-{len(written)}", data))
     return written
 
 

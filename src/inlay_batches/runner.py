@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 from inlay.base import liveness
@@ -378,11 +377,10 @@ class BatchRunner:
             key=lambda place: place.line,
         )
         rest = self._done[self._pace.piece_lines :]
-        checkpoint = await self._patient(lambda: self._kept(outcomes, resume if not rest else None))
+        checkpoint = await self._kept(outcomes, resume if not rest else None)
         await self._patient(lambda: self._held.change(checkpoint.added))
         for output in ("output", "error", "matrix"):
-            name = self._new_name(output)
-            await self._patient(partial(join_small, self._held, self._contents, output, name))
+            await join_small(self._held, self._contents, output, self._new_name(output))
         self._done = self._done[len(outcomes) :]
         self._done_bytes -= sum(len(each.text) + len(each.vector) for each in outcomes)
         if self._done:
@@ -417,7 +415,10 @@ class BatchRunner:
         return await self._written(output, b"".join(outcome.text for outcome in outcomes))
 
     async def _written(self, output: str, data: bytes) -> Piece | None:
-        return await self._contents.write(self._new_name(output), data) if data else None
+        if not data:
+            return None
+        # Each try has a name of its own: one that failed may have left a part.
+        return await self._patient(lambda: self._contents.write(self._new_name(output), data))
 
     # The end.
 

@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from inlay.base.errors import BodyTooLargeError, InvalidRequestError, NotFoundError
 from inlay.store.kept.contents import Contents, new_name
+from inlay.store.names import ID_PATTERN
 from inlay_batches.lines import Line, LineError, blocks_of, problem_of, read_line
 from inlay_batches.records import BatchRecord, LineProblem, Place
 from inlay_batches.work import Work
@@ -19,9 +20,9 @@ MAX_PROBLEMS = 100
 """Errors of a file that are told."""
 
 MAX_HELD = 10_000
-"""Different stored prompts that the lines of a batch may name."""
+"""Different stored prompts and documents that the lines of a batch may name."""
 
-_ref = re.compile(rb'"ref"\s*:\s*"(pe-[a-z2-7]{32})"')
+_ref = re.compile(rf'"ref"\s*:\s*"({ID_PATTERN})"'.encode())
 
 
 class _SeenIds:
@@ -133,7 +134,7 @@ class Validation:
         self._refs.update(_ref.findall(request.body))
         if len(self._refs) > MAX_HELD:
             raise LineError(
-                f"the lines name more than {MAX_HELD} different stored prompts",
+                f"the lines name more than {MAX_HELD} different stored prompts and documents",
                 code="too_many_references",
                 param="body",
             )

@@ -179,9 +179,8 @@ class Background:
         await self._erase([piece for piece in (*events, *final) if piece not in named])
         if final and named.issuperset(final):
             await self._erase([*before.request, *before.output])
-        await self._patient(
-            lambda: join_small(self._held, self._kept.contents, "events", new_name("events"))
-        )
+        if not found.ended:
+            await join_small(self._held, self._kept.contents, "events", new_name("events"))
 
     async def _hold_conversation(self) -> None:
         """Renew the lock of its conversation once in a while."""

@@ -14,7 +14,7 @@ from inlay.api.openai.schema.responses import ResponsesRequest
 from inlay.base.errors import InvalidRequestError
 from inlay.base.pace import yield_gil
 from inlay.http.bodies.embeds import TensorSource, check_source
-from inlay.messages.prompt import Buffer, Rows
+from inlay.messages.prompt import Buffer
 
 Item = dict[str, Any]
 
@@ -66,18 +66,17 @@ def _item(item: Mapping[str, Any], owner_id: str, index: int, field: str) -> Ite
 def check_items(items: Sequence[Item]) -> None:
     """Raise `InvalidRequestError` for items, or parts of them, that no model can be told."""
     said = conversation(ResponsesRequest(input=[*items]))
-    read_messages(said.messages, _checked, lambda _: None, named=said.named, served=PARTS)
+    read_messages(said.messages, _check_rows, lambda _: None, named=said.named, served=PARTS)
 
 
-def _checked(source: TensorSource) -> Rows:
-    """Stand for rows that are read when a model is told them."""
+def _check_rows(source: TensorSource) -> None:
+    """Check a source of rows, which are read when a model is told them."""
     check_source(source)
     if source.part is not None:
         raise InvalidRequestError(
             f"{source.param}.part: embeddings of items that are kept are data or ref",
             param=f"{source.param}.part",
         )
-    return Rows(Buffer(b""), "float32", (0, 0))
 
 
 def input_id(prefix: str, owner_id: str, index: int) -> str:

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 from inlay.base.errors import NotFoundError, OverloadedError, RateLimitedError
@@ -120,15 +119,10 @@ class Kept:
         if bounded:
             self.check_room(owner, len(data) - sum(piece.size for piece in instead_of))
         name = new_name(kind)
-        pieces: list[Piece] = []
-        try:
+        async with self.contents.whole() as pieces:
             for start in range(0, len(data), PIECE_BYTES):
                 piece = bytes(memoryview(data)[start : start + PIECE_BYTES])
                 pieces.append(await self.contents.write(f"{name}-{len(pieces)}", piece))
-        except OverloadedError:
-            with suppress(OverloadedError):
-                await self.contents.erase(pieces)
-            raise
         self._count(owner, len(data))
         return tuple(pieces)
 

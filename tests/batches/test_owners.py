@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from io import BytesIO
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,7 +68,30 @@ def test_an_output_that_grows_by_little_stays_few_pieces() -> None:
         assert 1 < most <= MOST_SMALL
         await check_whole(place, 40 * MOST_SMALL, [3, 500])
         # The small ones are gone.
-        named = {piece.name for each in await place.files().all_of(OWNER) for piece in each.pieces}
-        assert await place.storage.contents() == named
+        assert await place.storage.contents() == await named(place)
+
+    virtual_time.run(act())
+
+
+async def named(place: Place) -> set[str]:
+    """Return the names of all contents of the files of the place."""
+    return {piece.name for each in await place.files().all_of(OWNER) for piece in each.pieces}
+
+
+def test_a_batch_ends_on_a_storage_that_never_has_room_to_join_its_output() -> None:
+    async def act() -> None:
+        place = Place(MemoryStorage(1 << 24))
+        count = 4 * (MOST_SMALL + 2)
+        await place.create(lines(count))
+        async with place.owned("one") as (runner, _), asyncio.timeout(100):
+            running = asyncio.create_task(runner.run())
+            while len((await place.record()).output) < MOST_SMALL - 1:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            # What is left takes some more pieces, and never as many as are joined.
+            left = (1 << 24) - (await place.storage.size())[0]
+            await place.storage.write("other", BytesIO(bytes(left - 8000)))
+            await running
+        await check_whole(place, count)
+        assert await place.storage.contents() == {"other"} | await named(place)
 
     virtual_time.run(act())

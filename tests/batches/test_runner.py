@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.base.errors import OverloadedError
+from inlay.messages.prompt import Buffer
+from inlay.store import NewVectors, PromptStore
 from inlay.store.kept.contents import Contents
 from inlay.store.kept.directory import DirectoryStorage
 from inlay.store.kept.lease import Held, LeaseLostError
@@ -24,8 +26,10 @@ from inlay.store.shared import Storage
 from inlay_batches.files import Files
 from inlay_batches.records import BatchRecord, FileRecord, decode, decode_batch, encode, new_id
 from inlay_batches.runner import BatchRunner, Pace, cancelled
+from tests import virtual_time
 from tests.batches.fakes import Echo, Killed, Mortal
 from tests.examples import examples
+from tests.live import SECRET
 
 OWNER = "ab" * 16
 PACE = Pace(inflight=3, piece_lines=4, piece_seconds=0.02, renew=0.01)
@@ -343,6 +347,34 @@ def test_stored_prompts_that_lines_name_are_held_while_the_batch_lives() -> None
             await running
 
     run(act)
+
+
+def test_no_stored_document_that_lines_name_expires_under_a_long_batch() -> None:
+    async def act() -> None:
+        loop, ttl = asyncio.get_running_loop(), 1.0
+        store = PromptStore(SECRET, memory_bytes=1 << 20, ttl=ttl, clock=loop.time)
+        named, other = (
+            store.put(
+                "alice", Buffer(bytes([n]) * 64), NewVectors(Buffer(bytes(64)), (4, 8), "float16")
+            ).id
+            for n in range(2)
+        )
+        place = Place(MemoryStorage(1 << 24))
+        await place.create(line("a", documents=[{"ref": named}]))
+        async with place.owned("one") as (runner, work):
+            work.gate = asyncio.Event()
+            running = asyncio.create_task(runner.run())
+            while loop.time() < 5 * ttl:
+                await asyncio.sleep(ttl / 4)
+                for ref in work.held:
+                    store.touch("alice", ref)
+            work.gate.set()
+            await running
+        assert store.holds("alice", named)
+        assert not store.holds("alice", other)
+        store.close()
+
+    virtual_time.run(act())
 
 
 def problems(data: bytes) -> list[tuple[str, int | None, str | None]]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from inlay.base.errors import InvalidRequestError, OverloadedError
+from inlay.store.kept.contents import PIECE_BYTES, Contents
 from inlay.store.kept.directory import DirectoryStorage
 from inlay.store.kept.memory import MemoryStorage
 from inlay.store.shared import Storage
@@ -98,6 +99,13 @@ async def test_a_batch_goes_from_one_owner_to_the_next(opened: Open) -> None:
         await asyncio.gather(running, return_exceptions=True)
     await place.run("two", await opened())
     await check_whole(place, 25, [2])
+
+
+async def test_a_file_that_does_not_fit_leaves_nothing() -> None:
+    storage = MemoryStorage(3 * PIECE_BYTES)
+    with pytest.raises(OverloadedError):
+        await Contents(storage).write_file("file", BytesIO(bytes(4 * PIECE_BYTES)))
+    assert (await storage.contents(), await storage.size()) == (set(), (0, 0))
 
 
 async def test_a_full_memory_and_a_foreign_directory_are_refused(tmp_path: Path) -> None:

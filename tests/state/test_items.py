@@ -1,11 +1,16 @@
-"""Items that no model can be told: refused by every route, before anything is kept."""
+"""Items that every route keeps, and those that no model can be told, which none keeps."""
 
+import io
 import threading
+import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from PIL import Image
 
 from inlay.api.openai.responses.input import in_input
 from inlay.api.openai.schema.responses import ResponsesRequest
@@ -15,8 +20,10 @@ from inlay.http.server import OFFLOAD_BYTES
 from inlay.store.settings import ResponseSettings
 from inlay_state import history
 from inlay_state.items import items_of
-from tests.live import Fleet
-from tests.payloads import error
+from tests.api.test_transcriptions import sound_file
+from tests.live import Fleet, fleet
+from tests.omni_models import omni
+from tests.payloads import b64, constant, error, post
 from tests.state.place import Place
 
 USER: dict[str, Any] = {"type": "message", "role": "user", "content": "a"}
@@ -67,6 +74,97 @@ def test_what_no_model_can_be_told_is_kept_nowhere(
             assert answer.status_code == 400, answer.text
             assert error(answer)["param"] == field + where
         assert client.get(items).json()["data"] == []
+
+
+def picture() -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (24, 24), (200, 30, 30)).save(file, "PNG")
+    return b64(file.getvalue())
+
+
+def said(*parts: dict[str, Any]) -> dict[str, Any]:
+    """Return a user's message of parts and a text."""
+    return USER | {"content": [*parts, {"type": "input_text", "text": "count"}]}
+
+
+ROWS = constant(0.5, hidden=64)
+SOUND = {"data": b64(sound_file(0.8)), "format": "wav"}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'}
+RESULT = {"type": "function_call_output", "call_id": "c"}
+GOOD: dict[str, list[dict[str, Any]]] = {
+    "text": [USER],
+    "embeds by data": [said({"type": "prompt_embeds", "data": ROWS})],
+    "embeds by ref": [said({"type": "prompt_embeds", "ref": "REF"})],
+    "image": [said({"type": "input_image", "image_url": f"data:image/png;base64,{picture()}"})],
+    "audio": [said({"type": "input_audio", "input_audio": SOUND})],
+    "tool calls": [USER, CALL, RESULT | {"output": "four"}],
+    "a tool's rows": [USER, CALL, RESULT | {"output": [{"type": "prompt_embeds", "data": ROWS}]}],
+    "reasoning": [
+        USER,
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+        {"type": "message", "role": "assistant", "content": "four"},
+        USER,
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def omni_url() -> Iterator[str]:
+    with fleet(omni(), dtype="float32") as running:
+        yield running.serve(
+            responses=ResponseSettings(response_store="memory"), enable_prompt_embeds=True
+        )
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_what_a_model_can_be_told_is_taken_by_every_route(omni_url: str, kind: str) -> None:
+    ask = partial(post, omni_url)
+    ref = ask("/v1/prompt_embeds", {"data": ROWS}).json()["id"]
+    items = msgspec.json.decode(msgspec.json.encode(GOOD[kind]).replace(b"REF", ref.encode()))
+    made = {"model": "tiny", "max_output_tokens": 1}
+
+    def taken(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = ask(path, body)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def count(**asked: Any) -> int:
+        number = taken("/v1/responses/input_tokens", {"model": "tiny", **asked})["input_tokens"]
+        assert isinstance(number, int)
+        return number
+
+    def ended(**asked: Any) -> dict[str, Any]:
+        id_ = taken("/v1/responses", made | asked | {"background": True})["id"]
+        deadline = time.monotonic() + 90
+        while True:
+            found: dict[str, Any] = httpx.get(f"{omni_url}/v1/responses/{id_}").json()
+            if found["status"] not in ("queued", "in_progress"):
+                return found
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    positions = count(input=items)
+    first = taken("/v1/responses", made | {"input": items})
+    alone = ended(input=items)
+    assert first["status"] == alone["status"] == "incomplete"
+    used = [each["usage"]["input_tokens"] for each in (first, alone)]
+    assert used == [positions, positions]
+    begun = taken("/v1/conversations", {"items": items})["id"]
+    added = taken("/v1/conversations", {})["id"]
+    taken(f"/v1/conversations/{added}/items", {"items": items})
+    for before in (
+        {"previous_response_id": first["id"]},
+        {"previous_response_id": alone["id"]},
+        {"conversation": begun},
+        {"conversation": added},
+    ):
+        more = count(input="on", **before)
+        assert more > positions
+        assert ended(input="on", **before)["usage"]["input_tokens"] == more
+        if "conversation" not in before:
+            after = taken("/v1/responses", made | {"input": "on"} | before)
+            assert after["usage"]["input_tokens"] == more
 
 
 async def test_items_of_a_long_history_are_looked_through_beside_other_clients(

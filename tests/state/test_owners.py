@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from io import BytesIO
 from typing import Any
 
 import msgspec
@@ -189,6 +190,34 @@ def test_the_events_of_a_long_response_are_few_pieces_and_its_readers_see_all() 
         record = await place.record()
         kept = {piece.name for piece in (*record.pieces, *(await place.conversation()).pieces)}
         assert await place.storage.contents() == kept
+
+    virtual_time.run(act())
+
+
+@pytest.mark.parametrize("words", range(MOST_SMALL - 2, MOST_SMALL + 4))
+def test_a_response_ends_on_a_storage_that_never_has_room_to_join_its_events(words: int) -> None:
+    async def act() -> None:
+        place = await queued()
+
+        async def long(_: bytes, send: Callable[[Message], Awaitable[None]]) -> None:
+            for number in range(words):
+                if number == MOST_SMALL - 3:
+                    # What is left takes some more events, and never as many as are joined.
+                    left = (1 << 24) - (await place.storage.size())[0]
+                    await place.storage.write("other", BytesIO(bytes(left - 1200)))
+                event = {"type": "response.output_text.delta", "item_id": "m", "delta": "a"}
+                await send({"body": b"data: " + msgspec.json.encode(event) + b"\n\n"})
+                await asyncio.sleep(PUBLISH_SECONDS)
+            done = {"type": "response.completed", "response": {**QUEUED, "status": "completed"}}
+            await send({"body": b"data: " + msgspec.json.encode(done) + b"\n\n"})
+
+        async with asyncio.timeout(60):
+            await Background(await place.take(), OWNER, place.kept, long).run()
+        assert len(await place.events()) == words + 1
+        record = await place.record()
+        assert len(record.events) > words - 3
+        kept = {piece.name for piece in (*record.pieces, *(await place.conversation()).pieces)}
+        assert await place.storage.contents() == kept | {"other"}
 
     virtual_time.run(act())
 

@@ -29,7 +29,7 @@ from inlay.store.entry import (
 )
 from inlay.store.file_format import DamagedFileError, FileFormat, LockedFileError
 from inlay.store.index import LONGEST_WAIT, TENANT_FLAG
-from inlay.store.names import Key, Names
+from inlay.store.names import ID_PATTERN, Key, Names
 from inlay.store.prompts import Threads, nothing
 from inlay.store.reaper import PERIOD_SECONDS, Reaper
 from inlay.store.sealing import FileSealer
@@ -48,7 +48,7 @@ from inlay.store.space import FleetLimits, SharedSpace, TenantQuotas
 from inlay.store.store import PromptStore, kind_of, missing
 
 _log = logging.getLogger(__name__)
-_id = re.compile(r"p[ev]-[a-z2-7]{32}")
+_id = re.compile(ID_PATTERN)
 
 _TRIES = 16
 """Attempts at a change that loses against concurrent ones."""

@@ -14,6 +14,8 @@ from inlay.messages.prompt import Buffer
 
 ID_PREFIXES = {"embeds": "pe-", "image": "pe-", "vectors": "pv-"}
 """Beginnings of ids, by the kind of the content."""
+ID_PATTERN = rf"(?:{'|'.join(sorted({*ID_PREFIXES.values()}))})[a-z2-7]{{32}}"
+"""Regular expression of an id, of every kind."""
 ID_DIGEST_SIZE = 20
 TENANT_DIGEST_SIZE = 16
 

@@ -20,7 +20,7 @@ _FILES = (
     Parameter("purpose", "files of this purpose only.", "batch"),
     *list_parameters("file-5d0f", "by time.", 10_000, 10_000),
 )
-_BATCHES = list_parameters("file-5d0f", "", 20, 100)
+_BATCHES = list_parameters("batch_5d0f", "", 20, 100)
 
 ROUTES: Routes = (
     (Operation("POST", "/v1/files", "Keep a file: a form with `file` and `purpose`.",

@@ -67,7 +67,10 @@ class ReadMessages(NamedTuple):
 ReadMedia: TypeAlias = Callable[[MediaSource], Sequence[Segment] | None]
 """Returns the positions of an item of media; None for one that is left out."""
 
-MessageReader: TypeAlias = Callable[[Callable[[TensorSource], Rows], ReadMedia], ReadMessages]
+ReadRows: TypeAlias = Callable[[TensorSource], Rows | None]
+"""Returns the rows of a source of embeddings; None for one that is left out."""
+
+MessageReader: TypeAlias = Callable[[ReadRows, ReadMedia], ReadMessages]
 """Makes the messages for the renderer, given readers of sources (`read_messages`)."""
 
 
@@ -77,14 +80,17 @@ class _Reader(NamedTuple):
     rows: list[Rows | Tokens]
     media: list[Sequence[Segment]]
     kinds: list[Kind]
-    read: Callable[[TensorSource], Rows]
+    read: ReadRows
     read_media: ReadMedia
     served: str
 
     def take(self, source: Source) -> list[dict[str, Any]]:
         """Read a source; return what stands for it in a message."""
         if isinstance(source, TensorSource):
-            self.rows.append(self.read(source))
+            rows = self.read(source)
+            if rows is None:
+                return []
+            self.rows.append(rows)
             return [{"type": "prompt_embeds", "index": len(self.rows) - 1}]
         segments = self.read_media(source)
         if segments is None:
@@ -114,7 +120,7 @@ def sources_in(messages: Sequence[Mapping[str, Any]]) -> list[Source]:
 
 def read_messages(
     messages: Sequence[Mapping[str, Any]],
-    read: Callable[[TensorSource], Rows],
+    read: ReadRows,
     read_media: ReadMedia,
     *,
     named: Sequence[str] | None = None,
@@ -125,8 +131,8 @@ def read_messages(
     Args:
         messages: as the client sent them; an API that finds the sources itself has them in place
             of parts.
-        read: returns the rows of a part's source.
-        read_media: returns the positions of an item of media.
+        read: returns the rows of a part's source, or None to leave it out.
+        read_media: returns the positions of an item of media, or None to leave it out.
         named: path in the request of each message's content; None if the request has the messages
             themselves.
         served: supported types of parts, for error messages.

@@ -4,12 +4,13 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from io import BytesIO
 from typing import BinaryIO
 
 import msgspec
 
-from inlay.base.errors import NotFoundError
+from inlay.base.errors import NoRoomError, NotFoundError, OverloadedError
 from inlay.messages.prompt import Buffer
 from inlay.store.sealing import CHUNK_BYTES, TAG_BYTES, FileSealer, SealError, sealed_size
 from inlay.store.shared import Storage
@@ -62,21 +63,40 @@ class Contents:
         self._sealer = None if key is None else FileSealer(key)
 
     async def write(self, name: str, data: bytes) -> Piece:
-        """Keep `data` as the piece `name`. Raises `OverloadedError`."""
+        """Keep `data` as the piece `name`.
+
+        Raises `OverloadedError`. Where there is no room, nothing of it is left.
+        """
         kept = data
         if self._sealer is not None:
             salt = os.urandom(SALT_BYTES)
             chunks = self._sealer.seal(salt).chunks(Buffer(data))
             kept = b"".join([salt, *map(bytes, chunks)])
-        await self._storage.write(name, BytesIO(kept))
+        try:
+            await self._storage.write(name, BytesIO(kept))
+        except NoRoomError:
+            with suppress(OverloadedError):
+                await self._storage.erase(name)
+            raise
         return Piece(name, len(data))
+
+    @asynccontextmanager
+    async def whole(self) -> AsyncIterator[list[Piece]]:
+        """A list for the pieces of one content: where one is refused, the others are erased."""
+        written: list[Piece] = []
+        try:
+            yield written
+        except OverloadedError:
+            with suppress(OverloadedError):
+                await self.erase(written)
+            raise
 
     async def write_file(self, name: str, file: BinaryIO) -> list[Piece]:
         """Keep what is in `file`, from its beginning, as pieces. Raises `OverloadedError`."""
         file.seek(0)
-        found: list[Piece] = []
-        while data := file.read(PIECE_BYTES):
-            found.append(await self.write(f"{name}-{len(found)}", data))
+        async with self.whole() as found:
+            while data := file.read(PIECE_BYTES):
+                found.append(await self.write(f"{name}-{len(found)}", data))
         return found
 
     async def read(self, piece: Piece) -> bytes:

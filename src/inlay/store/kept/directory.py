@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from inlay.base.errors import InvalidRequestError, OverloadedError
+from inlay.base.errors import InvalidRequestError, NoRoomError
 from inlay.store.prompts import Threads
 
 _revision = struct.Struct("<Q")
@@ -144,7 +144,7 @@ class DirectoryStorage:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            raise OverloadedError(
+            raise NoRoomError(
                 f"the disk of {self._flag} has no room left", retry_after=60
             ) from error
 

@@ -6,9 +6,10 @@ message of NATS may have.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from inlay.base.errors import NotFoundError
+from inlay.base.errors import NoRoomError, NotFoundError, OverloadedError
 from inlay.store.kept.contents import Contents, Piece
 from inlay.store.kept.lease import Held, R, replace
 
@@ -20,6 +21,9 @@ MOST_SMALL = 16
 async def join_small(held: Held[R], contents: Contents, field: str, name: str) -> None:
     """Make one piece of the small ones at the end of a content, where they are many.
 
+    It saves room and is needed by nobody: what the storage does not do now is left, and done when
+    the content grows again.
+
     Args:
         held: the record, which is ours.
         contents: where its contents are.
@@ -28,8 +32,12 @@ async def join_small(held: Held[R], contents: Contents, field: str, name: str) -
 
     Raises:
         LeaseLostError: the record is not ours any more.
-        OverloadedError: the storage does not answer; it may be called again.
     """
+    with suppress(OverloadedError):
+        await _join_small(held, contents, field, name)
+
+
+async def _join_small(held: Held[R], contents: Contents, field: str, name: str) -> None:
     before: tuple[Piece, ...] = getattr(held.record, field)
     tail = _small_tail(before)
     if len(tail) < MOST_SMALL:
@@ -38,13 +46,18 @@ async def join_small(held: Held[R], contents: Contents, field: str, name: str) -
         data = b"".join([each async for each in contents.stream(tail)])
     except NotFoundError:
         return  # whoever owns it now has joined them: the next change tells
-    after = (*before[: -len(tail)], await contents.write(name, data))
+    piece = await contents.write(name, data)
+    after = (*before[: -len(tail)], piece)
 
     def joined(record: Any) -> Any:
         return replace(record, **{field: after}) if getattr(record, field) == before else record
 
-    done = getattr(await held.change(joined), field) == after
-    await contents.erase(tail if done else after[-1:])
+    try:
+        found = await held.change(joined)
+    except NoRoomError:
+        found = await held.look()
+    # After any other error the record may name the piece, or come to: the sweep finds out.
+    await contents.erase(tail if getattr(found, field) == after else [piece])
 
 
 def _small_tail(pieces: Sequence[Piece]) -> Sequence[Piece]:

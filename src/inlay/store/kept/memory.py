@@ -3,7 +3,7 @@
 from itertools import count
 from typing import BinaryIO
 
-from inlay.base.errors import OverloadedError
+from inlay.base.errors import NoRoomError
 
 
 class MemoryStorage:
@@ -56,7 +56,7 @@ class MemoryStorage:
 
     def _take(self, num_bytes: int) -> None:
         if num_bytes > 0 and self._bytes + num_bytes > self._max:
-            raise OverloadedError(
+            raise NoRoomError(
                 f"it holds {self._bytes} bytes; {num_bytes} more would pass the limit of "
                 f"{self._max} ({self._flag})",
                 retry_after=60,
