@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from inlay.base.errors import InvalidRequestError
+from inlay.embedding.plan import OutputPlan
 from inlay.engine import EngineSettings
 from inlay.engine.embed.facts import card_of
 from inlay.engine.task import task_of, with_task
 from inlay.engine.torch.weights.families import family_of
+
+CLASSES = OutputPlan("labels", source="classes", select=("cls",))
 
 
 def directory(root: Path, *architectures: str, modules: bool = False) -> Path:
@@ -101,7 +104,7 @@ def test_logits_become_what_vllm_makes_of_them(
     names = {index: f"class {index}" for index in range(labels)}
     model = SimpleNamespace(num_labels=labels, id2label=names, name_or_path="m", **fields)
     settings = EngineSettings.of(model="m", task="score")
-    card = card_of(settings, None, model, ())  # type: ignore[arg-type]
+    card = card_of(settings, None, model, (CLASSES,))  # type: ignore[arg-type]
     assert (card.activation, card.labels) == (activation, tuple(names.values()))
 
 
@@ -112,4 +115,4 @@ def test_an_activation_that_no_score_can_have_is_refused_when_it_is_loaded() -> 
     )
     settings = EngineSettings.of(model="m", task="score")
     with pytest.raises(InvalidRequestError, match="ReLU, which is not served"):
-        card_of(settings, None, model, ())  # type: ignore[arg-type]
+        card_of(settings, None, model, (CLASSES,))  # type: ignore[arg-type]
