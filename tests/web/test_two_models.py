@@ -88,3 +88,70 @@ def test_one_model_alone_has_nothing_beside_it(browser: Any, demo: Served) -> No
         tabs = opened.page.locator(".tabs button").all_inner_texts()
         assert "Audit" in tabs
         assert "Two models" not in tabs
+
+
+def of_random(route: Any) -> bool:
+    return bool(route.request.post_data_json["model"] == "random")
+
+
+def cut_short(route: Any) -> None:
+    """Let a model's stream end before its last event."""
+    if not of_random(route):
+        route.continue_()
+        return
+    answer = route.fetch()
+    route.fulfill(response=answer, body=answer.text().partition("data: [DONE]")[0])
+
+
+HOLDS = """() => {
+    const real = window.fetch;
+    window.fetch = async (url, options) => {
+        const answer = await real(url, options);
+        if (!options?.body?.includes('"model":"random"')) return answer;
+        const begun = (await answer.text()).split("data: [DONE]")[0];
+        const body = new ReadableStream({ start(stream) {
+            stream.enqueue(new TextEncoder().encode(begun));
+            options.signal.addEventListener("abort", () => stream.error(options.signal.reason));
+        } });
+        return new Response(body, { status: answer.status, headers: answer.headers });
+    };
+}"""
+"""Lets a model's stream stay open behind its tokens, until it is stopped."""
+
+
+def asked_both(opened: Any) -> None:
+    opened.page.wait_for_selector("select option:text('random')", state="attached")
+    opened.page.get_by_label("Max tokens").fill("8")
+    opened.page.click(".tabs button:text('Two models')")
+    opened.page.get_by_label("Beside tiny").select_option("random")
+    opened.page.fill("#both", QUESTION)
+    opened.page.click("button:text('Ask both')")
+
+
+def test_a_stream_that_breaks_has_its_problem_below_what_came_and_no_verdict(
+    browser: Any, pair: Fleet
+) -> None:
+    with tab(browser, pair.serve()) as opened:
+        opened.page.route("**/v1/chat/completions", cut_short)
+        asked_both(opened)
+        opened.page.wait_for_selector("button:text('Ask both')")
+        first, second = opened.page.locator(".side").all()
+        assert ANSWER in first.locator(".tokens").inner_text()
+        assert second.locator(".tokens").inner_text()
+        assert "the answer was cut short" in second.locator(".problem .said").inner_text()
+        assert opened.page.locator(".problem").count() == 1
+        assert opened.page.get_by_text("The answers differ.").count() == 0
+
+
+def test_an_answer_that_is_stopped_is_not_compared(browser: Any, pair: Fleet) -> None:
+    with tab(browser, pair.serve()) as opened:
+        opened.page.evaluate(HOLDS)
+        asked_both(opened)
+        first, second = (opened.page.locator(".side").nth(place) for place in (0, 1))
+        second.locator(".tokens").wait_for()
+        first.get_by_text(ANSWER).first.wait_for()
+        opened.page.click("button:text('Stop')")
+        second.get_by_text("Stopped.").wait_for()
+        opened.page.wait_for_selector("button:text('Ask both')")
+        assert opened.page.get_by_text("The answers differ.").count() == 0
+        assert first.locator(".problem").count() == 0

@@ -31,17 +31,24 @@ async function ask(app) {
         logprobs: settings.logprobs, body: { ...sampling(settings), model,
           messages: [...system, { role: "user", content: text }] } },
       (answer) => put(place, { answer }));
+      put(place, { whole: true });
     } catch (error) {
       // The other model goes on: what failed is said on its own side.
-      if (error.name !== "AbortError") put(place, { problem: problemOf(error) });
+      put(place, error.name === "AbortError" ? { stopped: true } : { problem: problemOf(error) });
     }
   }));
   set({ running: null });
 }
 
+// What stands below an answer, or in its place, that did not come whole.
+function endOf({ problem, stopped }) {
+  if (problem) return html`<${Problem} problem=${problem} />`;
+  return stopped && html`<p class="hint">Stopped.</p>`;
+}
+
 function Verdict({ sides }) {
+  if (!sides.every(({ whole }) => whole)) return null;
   const [one, other] = sides.map(({ answer }) => answer?.text);
-  if (one === undefined || other === undefined) return null;
   return html`<p class=${one === other ? "verdict same" : "notice"} role="status">${
     one === other ? "Both answer with the same text." : "The answers differ."}</p>`;
 }
@@ -79,9 +86,8 @@ export function Beside({ app }) {
           Stop</button>`}</div>
     </form>
     ${idle && sides.length > 0 && html`<${Verdict} sides=${sides} />`}
-    ${sides.length > 0 && html`<div class="sides">${sides.map(({ model, answer, problem }) =>
-      html`<${Side} key=${model} app=${app} title=${model} answer=${answer} sent=""
-        waits=${problem ? html`<${Problem} problem=${problem} />` : state.running
-          ? "Waiting for the first token …" : "Stopped."} />`)}</div>`}
+    ${sides.length > 0 && html`<div class="sides">${sides.map((side) =>
+      html`<${Side} key=${side.model} app=${app} title=${side.model} answer=${side.answer} sent=""
+        waits="Waiting for the first token …" ended=${endOf(side)} />`)}</div>`}
   </section>`;
 }

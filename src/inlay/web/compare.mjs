@@ -22,7 +22,7 @@ async function compare(app) {
   const { settings, compare: { text } } = state;
   const controller = new AbortController();
   const update = (change) => set({ compare: { ...state.compare, ...change } });
-  update({ asText: null, asRows: null, stored: null });
+  update({ asText: null, asRows: null, stored: null, whole: false });
   set({ running: controller, problem: null });
   const common = { key: settings.key, signal: controller.signal, logprobs: true };
   const fields = { ...sampling(settings), temperature: 0 };
@@ -38,6 +38,7 @@ async function compare(app) {
     (asRows) => update({ asRows }));
     const { asText, asRows } = state.compare;
     asText.differs = asRows.differs = difference(asText.ids, asRows.ids);
+    update({ whole: true });
     await forget(settings, stored.id);
   } catch (error) {
     if (error.name !== "AbortError") app.failed(error);
@@ -64,15 +65,16 @@ function Verdict({ asText, asRows }) {
     In 16 bits nearly equal choices may fall either way.</p>`;
 }
 
-// One of two answers; `waits` stands in its place until it comes.
-export function Side({ app, title, answer, size, sent, waits = "Not yet." }) {
+// One of two answers; `waits` stands in its place until it comes, `ended` says why it is not whole.
+export function Side({ app, title, answer, size, sent, waits = "Not yet.", ended }) {
   return html`<div class="side"><h3>${title}</h3>
     ${answer ? html`<${Answer} app=${app} answer=${answer} figures=${false} hint=${false} />
       <dl class="facts"><dt>request</dt><dd>${bytes(answer.sent)}${sent}</dd>
         <dt>prompt</dt><dd>${answer.usage?.prompt_tokens ?? size} positions</dd>
         <dt>first token</dt><dd>${millis(answer.first)}</dd>
         <dt>in all</dt><dd>${millis(answer.took)}</dd></dl>`
-      : html`<div class="hint">${waits}</div>`}
+      : !ended && html`<div class="hint">${waits}</div>`}
+    ${ended}
   </div>`;
 }
 
@@ -84,9 +86,8 @@ export function NeedsLookup({ what }) {
 
 export function Compare({ app }) {
   const { state, set } = app;
-  const { text, asText, asRows, stored } = state.compare;
+  const { text, asText, asRows, stored, whole } = state.compare;
   if (!app.lookup()) return html`<${NeedsLookup} what="The comparison" />`;
-  const done = asText && asRows && !state.running;
   return html`<section aria-label="Text against embeddings">
     <p class="hint">One question, sent as text and as the embeddings of its tokens, at temperature
       0. The answers are the same tokens: an embedding is what a model makes of a token first.</p>
@@ -106,7 +107,7 @@ export function Compare({ app }) {
           Stop</button>`
         : html`<button class="main" disabled=${!text.trim()}>Compare</button>`}</div>
     </form>
-    ${done && html`<${Verdict} asText=${asText} asRows=${asRows} />`}
+    ${whole && !state.running && html`<${Verdict} asText=${asText} asRows=${asRows} />`}
     ${asText && html`<div class="sides">
       <${Side} app=${app} title="As text" answer=${asText} sent="" />
       <${Side} app=${app} title="As embeddings" answer=${asRows} size=${stored?.num_tokens}
