@@ -27,7 +27,7 @@ from inlay.http.parsed_request import parse_body
 from inlay.http.server import OFFLOAD_BYTES, Server, preparing_for
 from inlay.messages.request import Task
 from inlay_batches.files import Files
-from inlay_batches.lines import LineRequest, Outcome, answered, seed_of, with_seed
+from inlay_batches.lines import LineRequest, Outcome, answered, seed_of, usage_of, with_seed
 from inlay_batches.matrix import row_of, with_base64
 from inlay_batches.records import BatchRecord
 from inlay_batches.work import Check
@@ -164,6 +164,12 @@ class ServerWork:
             ).request
         if getattr(parsed, "stream", None):
             raise InvalidRequestError("a line of a batch cannot be streamed", param="stream")
+        if getattr(parsed, "texts", None) is not None:
+            raise InvalidRequestError(
+                "texts are answered with a list, which has no usage: a line of a batch gives "
+                "documents",
+                param="texts",
+            )
         model: str | None = parsed.model
         return model
 
@@ -190,9 +196,7 @@ class ServerWork:
             if matrix and status == 200:
                 return self._in_matrix(number, request, request_id, text)
             if (status < 500 and status != 429) or tries >= TRIES:
-                return answered(
-                    self._record.id, number, request.custom_id, status, request_id, text
-                )
+                return self._answered(number, request, status, request_id, text)
             await asyncio.sleep(_WAIT_SECONDS)
 
     def _in_matrix(
@@ -206,8 +210,14 @@ class ServerWork:
             status, text, vector = error.status, error_json(error), b""
         else:
             status, text, vector = 200, row.body, row.vector
-        outcome = answered(self._record.id, number, request.custom_id, status, request_id, text)
+        outcome = self._answered(number, request, status, request_id, text)
         return outcome._replace(vector=vector)
+
+    def _answered(
+        self, number: int, request: LineRequest, status: int, request_id: str, text: bytes
+    ) -> Outcome:
+        id_, usage = self._record.id, usage_of(text)
+        return answered(id_, number, request.custom_id, status, request_id, text, usage)
 
     def _seeded(self, request: LineRequest) -> bytes:
         seed = msgspec.json.decode(request.body, type=_Seed).seed

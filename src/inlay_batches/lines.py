@@ -223,11 +223,9 @@ class _UsageAnswer(msgspec.Struct, frozen=True):
 _answers = msgspec.json.Decoder(_UsageAnswer)
 
 
-def _usage(body: bytes) -> UsageSum:
-    try:
-        found = _answers.decode(body).usage
-    except msgspec.MsgspecError:
-        found = None
+def usage_of(body: bytes) -> UsageSum:
+    """Return the usage in an answer, a JSON object; zeros where it has none, as an error."""
+    found = _answers.decode(body).usage
     if found is None:
         return UsageSum()
     read = found.prompt_tokens_details or found.input_tokens_details or _Details()
@@ -241,12 +239,18 @@ def _usage(body: bytes) -> UsageSum:
 
 
 def answered(
-    batch: str, number: int, custom_id: str, status: int, request_id: str, body: bytes
+    batch: str,
+    number: int,
+    custom_id: str,
+    status: int,
+    request_id: str,
+    body: bytes,
+    usage: UsageSum,
 ) -> Outcome:
     """Return the outcome of a line that was answered with `body`, JSON."""
     response = _Response(status, request_id, msgspec.Raw(body))
     text = _encode(_OutputLine(_line_id(batch, number), custom_id, response, None))
-    return Outcome(number, text + b"\n", status, _usage(body))
+    return Outcome(number, text + b"\n", status, usage)
 
 
 _NOT_RUN: dict[Stop, str] = {

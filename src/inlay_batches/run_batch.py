@@ -28,6 +28,7 @@ from inlay_batches.lines import (
     seed_of,
     with_seed,
 )
+from inlay_batches.records import UsageSum
 from inlay_tools.chat.own_server import own_server, serve_settings
 from inlay_tools.http_client import HttpClient, RemoteServer, server_of
 
@@ -190,7 +191,8 @@ class _BatchRun:
         if request.url in _SEEDED and b'"seed"' not in body:
             body = with_seed(body, seed_of(_BATCH, request.custom_id))
         status, text = await self._asked(request.url, body)
-        outcome = answered(_BATCH, number, request.custom_id, status, f"req_{number}", text)
+        id_, usage = f"req_{number}", UsageSum()
+        outcome = answered(_BATCH, number, request.custom_id, status, id_, text, usage)
         self._output.write(outcome.text)
         self._output.flush()
         self._answered += 1

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from inlay.base.errors import InvalidRequestError
 from inlay.store.shared import Storage
 from inlay_batches.files import Files
-from inlay_batches.lines import LineRequest, Outcome, answered
+from inlay_batches.lines import LineRequest, Outcome, answered, usage_of
 from inlay_batches.records import BatchRecord
 
 
@@ -112,7 +112,8 @@ class Echo:
         if status != 200:
             body = {"error": {"message": "no", "type": "invalid_request_error"}}
         text = json.dumps(body).encode()
-        return answered(self._batch, number, request.custom_id, status, "req_1", text)
+        usage = usage_of(text)
+        return answered(self._batch, number, request.custom_id, status, "req_1", text, usage)
 
     async def hold(self, refs: Sequence[str]) -> None:
         self.held = list(refs)

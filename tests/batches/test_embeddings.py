@@ -56,6 +56,24 @@ def test_each_line_is_answered_as_it_would_be_alone(client: openai.OpenAI, embed
             np.testing.assert_allclose(vector(got), vector(wanted), atol=2e-6)
 
 
+def test_a_line_of_rerank_counts_its_tokens_and_one_with_texts_is_refused(
+    client: openai.OpenAI,
+) -> None:
+    asked = {"model": "tiny", "query": "ships"}
+    good = line("a", "/rerank", {**asked, "documents": TEXTS[:2]})
+    batch = ended(client, begin(client, good, "/rerank"))
+    (row,) = rows(client, batch.output_file_id).values()
+    assert batch.usage is not None
+    assert batch.usage.input_tokens == row["response"]["body"]["usage"]["prompt_tokens"] > 0
+    texts = line("b", "/rerank", {**asked, "texts": TEXTS[:2]})
+    batch = ended(client, begin(client, good + texts, "/rerank"))
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    problems = batch.errors.data or []
+    assert [(each.line, each.param) for each in problems] == [(2, "body.texts")]
+    assert "a line of a batch gives documents" in str(problems[0].message)
+
+
 def vector(entry: dict[str, Any]) -> Any:
     value = entry["embedding"]
     if isinstance(value, str):

@@ -14,7 +14,7 @@ import pytest
 from inlay.store.kept.contents import Contents
 from inlay.store.kept.directory import DirectoryStorage
 from inlay.store.kept.lease import Held
-from inlay_batches.lines import LineRequest, Outcome, answered
+from inlay_batches.lines import LineRequest, Outcome, answered, usage_of
 from inlay_batches.records import decode_batch
 from inlay_batches.runner import BatchRunner, Pace
 from tests.batches.fakes import Echo
@@ -32,7 +32,9 @@ class Large(Echo):
 
     async def answer(self, number: int, request: LineRequest) -> Outcome:
         await asyncio.sleep(0)
-        return answered(self._batch, number, request.custom_id, 200, "req_1", ANSWER)
+        return answered(
+            self._batch, number, request.custom_id, 200, "req_1", ANSWER, usage_of(ANSWER)
+        )
 
     async def in_thread(self, check: Callable[[], None]) -> None:
         await asyncio.to_thread(check)
