@@ -116,6 +116,21 @@ def test_what_a_template_cannot_take_is_refused_by_name(url: str) -> None:
     assert (param, "reads pairs" in message) == ("text_2[0]", True)
 
 
+def test_the_routes_of_tei_name_their_own_fields_and_refuse_pairs_in_a_template(url: str) -> None:
+    def said(path: str, **body: Any) -> str:
+        response = httpx.post(url + path, json=body, timeout=180)
+        assert response.status_code == 400, response.text
+        return str(response.json()["error"])
+
+    asked = {"query": QUERY, "texts": DOCUMENTS}
+    left = said("/rerank", **asked, truncation_direction="Left")
+    assert left.startswith("truncation_direction may only be right")
+    own = said("/rerank", **asked, truncate_prompt_tokens=-5)
+    assert own.startswith("truncate_prompt_tokens must be")
+    pair = said("/predict", inputs=[["a"], ["a", "b"]])
+    assert pair.startswith("inputs[1] is a pair; the model `tiny` reads pairs in a template")
+
+
 def test_the_files_of_sentence_transformers_say_words_and_template() -> None:
     path = models.words("qwen3", said=True)
     with fleet(path, task="auto") as running:

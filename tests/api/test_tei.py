@@ -7,13 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
+from inlay.api import build_app
 from inlay.client import read_vectors
+from inlay.http.settings import FrontendSettings
+from inlay.messages.card import EmbeddingCard, ModelCard
+from inlay.messages.digest import Secret
 from tests import output_models as models
 from tests.embedding_models import MAX_LENGTH, tiny_embedding, tiny_scoring
 from tests.live import fleet
+from tests.router.scripted_stages import ScriptedStage, World
 
 TEXTS = ["the harbour counts its lanterns", "cold wind", "ships sail south"]
 LONG = "cold wind " * 400
@@ -29,6 +35,12 @@ def url() -> Iterator[str]:
 def pairs() -> Iterator[str]:
     with fleet(tiny_scoring("bert"), task="score") as running:
         yield running.serve()
+
+
+@pytest.fixture(scope="module")
+def classes() -> Iterator[str]:
+    with fleet(tiny_scoring("bert", labels=3), task="score") as running:
+        yield running.serve(max_embedding_inputs=4)
 
 
 def post(url: str, path: str, headers: Any = None, **body: Any) -> httpx.Response:
@@ -91,17 +103,103 @@ def test_texts_are_ranked_as_a_list_and_documents_as_before(pairs: str) -> None:
     assert both["results"] == ours
 
 
-def test_classes_are_sorted_and_a_batch_has_a_list_for_each() -> None:
-    with fleet(tiny_scoring("bert", labels=3), task="score") as running:
-        url = running.serve()
-        probs = [
-            one["probs"] for one in answered(url, "/classify", input=[TEXTS[0], TEXTS[1]])["data"]
-        ]
-        single = answered(url, "/predict", inputs=TEXTS[0])
-        batch = answered(url, "/predict", inputs=[[TEXTS[0]], [TEXTS[1]]])
+def test_classes_are_sorted_and_a_batch_has_a_list_for_each(classes: str) -> None:
+    probs = [
+        one["probs"] for one in answered(classes, "/classify", input=[TEXTS[0], TEXTS[1]])["data"]
+    ]
+    single = answered(classes, "/predict", inputs=TEXTS[0])
+    batch = answered(classes, "/predict", inputs=[[TEXTS[0]], [TEXTS[1]]])
     assert [one["score"] for one in single] == pytest.approx(sorted(probs[0])[::-1])
     assert single[0]["label"] == f"LABEL_{int(np.argmax(probs[0]))}"
     assert [one["score"] for one in batch[1]] == pytest.approx(sorted(probs[1])[::-1])
+
+
+def by_label(prediction: Any) -> dict[str, float]:
+    return {one["label"]: one["score"] for one in prediction}
+
+
+def test_two_texts_in_a_list_are_one_pair_and_one_is_a_text(pairs: str, classes: str) -> None:
+    query, document = TEXTS[:2]
+    (found,) = answered(pairs, "/predict", inputs=[query, document])
+    (score,) = answered(pairs, "/v1/score", text_1=query, text_2=document)["data"]
+    assert found["score"] == pytest.approx(score["score"], abs=1e-6)
+    text, pair = (
+        by_label(answered(classes, "/predict", inputs=given)) for given in ([query], TEXTS[:2])
+    )
+    assert text == pytest.approx(by_label(answered(classes, "/predict", inputs=query)))
+    assert text != pytest.approx(pair, abs=1e-4)
+    mixed = [[query, document], [query], [document, query], [document]]
+    batch = answered(classes, "/predict", inputs=mixed)
+    for given, one in zip(mixed, batch, strict=True):
+        alone = by_label(answered(classes, "/predict", inputs=given))
+        assert by_label(one) == pytest.approx(alone, abs=1e-6)
+    raw = answered(classes, "/predict", inputs=[query, document], raw_scores=True)
+    logits = np.array(list(by_label(raw).values()))
+    np.testing.assert_allclose(
+        np.exp(logits) / np.exp(logits).sum(),
+        [by_label(batch[0])[label] for label in by_label(raw)],
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (["a", "b", "c"], "inputs has 3 texts; a list holds one text, or a pair of two"),
+        (["a", ["b"]], "inputs is a text and a list"),
+        ([["a"], "b"], "inputs[1] has a text among lists"),
+        ([["a"], ["a", "b", "c"]], "inputs[1] has 3 texts"),
+        ([["a"], []], "inputs[1] has 0 texts"),
+        ([["a"], ["a", ""]], "inputs[1] holds an empty string"),
+        ([["a"]] * 5, "inputs has 5 inputs; at most 4 are allowed"),
+        ([[]] * 5, "inputs has 5 inputs; at most 4 are allowed"),
+        ([], "inputs must not be empty"),
+        ([["a"], [LONG, LONG]], "inputs[1] has"),
+        ([LONG, LONG], "inputs has"),
+    ],
+)
+def test_what_is_neither_text_nor_pair_is_refused_where_it_stands(
+    classes: str, inputs: Any, words: str
+) -> None:
+    response = post(classes, "/predict", inputs=inputs)
+    assert response.status_code == 400
+    assert words in response.json()["error"]
+
+
+def test_a_prompt_that_the_model_has_not_is_refused_for_pairs_too(classes: str) -> None:
+    for inputs in (["a", "b"], "a"):
+        response = post(classes, "/predict", inputs=inputs, prompt_name="query")
+        assert response.status_code == 400
+        assert "has no prompt 'query'" in response.json()["error"]
+
+
+def test_a_field_of_one_form_of_rerank_is_refused_in_the_other(pairs: str) -> None:
+    texts = {"query": "ships", "texts": TEXTS}
+    for field, value in (
+        ("top_n", 1),
+        ("return_documents", True),
+        ("auto_truncate", True),
+        ("truncation_side", "left"),
+        ("use_activation", False),
+    ):
+        response = post(pairs, "/rerank", **texts, **{field: value})
+        assert response.status_code == 400
+        assert response.json()["error"].startswith(f"{field} is of a rerank with documents, and")
+    silent = {"top_n": 0, "return_documents": False, "use_activation": None}
+    assert answered(pairs, "/rerank", **texts, **silent) == answered(pairs, "/rerank", **texts)
+    documents = {"query": "ships", "documents": TEXTS}
+    for field, value in (
+        ("truncate", True),
+        ("truncation_direction", "Left"),
+        ("raw_scores", True),
+        ("return_text", True),
+    ):
+        error = post(pairs, "/rerank", **documents, **{field: value}).json()["error"]
+        assert error["param"] == field
+        assert "is of a rerank with texts, and this one has documents" in error["message"]
+    unsaid = {"truncate": None, "raw_scores": False, "return_text": False}
+    found, plain = (answered(pairs, "/rerank", **documents, **more) for more in (unsaid, {}))
+    assert found["results"] == plain["results"]
 
 
 def test_the_server_describes_its_first_model(url: str, pairs: str) -> None:
@@ -111,12 +209,31 @@ def test_the_server_describes_its_first_model(url: str, pairs: str) -> None:
     assert "reranker" in httpx.get(pairs + "/info").json()["model_type"]
 
 
+class Inner(ScriptedStage):
+    """A part of a pipeline that gives vectors."""
+
+    @property
+    def card(self) -> ModelCard:
+        return msgspec.structs.replace(super().card, embedding=EmbeddingCard(size=4))
+
+
+async def test_a_part_inside_another_model_is_not_described() -> None:
+    async with World.around(Inner("reader")) as world:
+        app = build_app(world.router, FrontendSettings(port=0), secret=Secret(bytes(32)))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://inlay") as client:
+            response = await client.get("/info")
+        assert response.status_code == 404
+        assert "no model of this server gives vectors or scores" in response.json()["error"]
+        app.server.close()
+
+
 def test_errors_have_its_form_and_name_its_fields(url: str, pairs: str) -> None:
     for path, body, words in (
         ("/embed", {"inputs": []}, "inputs"),
         ("/embed", {"inputs": [LONG], "truncate": False}, "maximum context length"),
         ("/embed", {"inputs": "x", "dimensions": 5}, "dimensions"),
-        ("/embed", {"inputs": [["x", "y"]]}, "pairs are those of /rerank"),
+        ("/embed", {"inputs": [["x", "y"]]}, "inputs[0]"),
         ("/embed", {}, "inputs"),
     ):
         response = post(url, path, **body)
@@ -142,11 +259,34 @@ def test_jinas_and_voyages_fields_are_ours(url: str) -> None:
     for body, param in (
         ({"truncation": True, "auto_truncate": False}, "truncation"),
         ({"output_dtype": "int8", "embed_dtype": "binary"}, "output_dtype"),
+        ({"output_dtype": "float", "embed_dtype": "int8"}, "output_dtype"),
+        ({"embedding_type": "float", "encoding_format": "base64"}, "embedding_type"),
+        ({"embedding_type": "float", "embed_dtype": "int8"}, "embedding_type"),
+        ({"output_dtype": "int8", "embedding_type": "float"}, "embedding_type"),
+        ({"truncate": "NONE", "auto_truncate": True}, "truncate"),
+        ({"truncate": "START", "truncation_side": "right"}, "truncate"),
         ({"task": "retrieval.query", "input_type": "document"}, "input_type"),
         ({"task": "text-matching"}, "task"),
     ):
         error = post(url, "/v1/embeddings", **plain, **body).json()["error"]
         assert param in (error["param"], error["message"].split()[0])
+
+
+def test_nvidias_truncate_says_which_side_is_cut(url: str) -> None:
+    asked = {"input": [LONG], "input_type": "passage", "encoding_format": "float"}
+    (left, right) = (
+        items(url, input=[LONG], role="document", auto_truncate=True, truncation_side=side)
+        for side in ("left", "right")
+    )
+    for name, wanted in (("START", left), ("END", right)):
+        (found,) = items(url, **asked, truncate=name)
+        assert found["embedding"] == pytest.approx(wanted[0]["embedding"], abs=1e-6)
+    refused = post(url, "/v1/embeddings", **asked, truncate="NONE")
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    short = {**asked, "input": TEXTS}
+    assert len(items(url, **short, truncate="NONE")) == len(TEXTS)
+    (found,) = items(url, **asked, truncate=True)
+    assert found["embedding"] == pytest.approx(right[0]["embedding"], abs=1e-6)
 
 
 def test_a_file_may_be_asked_for_by_its_type(url: str) -> None:

@@ -9,8 +9,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True, tag="pooling", omit_def
     """Parameters of a request for embeddings or scores.
 
     Attributes:
-        second_from: of each prompt that is a pair, the position from which on it is the second text
-            (token type 1); empty where they are no pairs.
+        second_from: of each prompt, the position from which on it is the second text of a pair
+            (token type 1), its length where it is none; empty where there are no pairs.
         outputs: names of `EmbeddingCard.outputs`; empty for the model's first, on the port of its
             task.
         visible: of each prompt, the first positions that others see; empty where they see all.

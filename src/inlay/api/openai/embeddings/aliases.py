@@ -1,6 +1,6 @@
-"""Other names of fields of `/v1/embeddings`: Jina's and Voyage's, each of one of ours."""
+"""Other names of fields of `/v1/embeddings`: Jina's, NVIDIA's and Voyage's, each of one of ours."""
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from inlay.api.openai.embeddings.encoding import INTEGERS
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
@@ -10,9 +10,29 @@ _NAMES = {
     "output_dimension": "dimensions",
     "normalized": "normalize",
     "truncation": "auto_truncate",
-    "truncate": "auto_truncate",
 }
-_TYPES = ("output_dtype", "embedding_type")
+
+_TYPES = {
+    "output_dtype": {"float": {"embed_dtype": "float32"}},
+    "embedding_type": {
+        "float": {"encoding_format": "float", "embed_dtype": "float32"},
+        "base64": {"encoding_format": "base64"},
+    },
+}
+"""Values of aliases, and the fields of ours that they stand for; others are dtypes by name."""
+
+
+class NamedTruncation(NamedTuple):
+    """Truncation by the names of Cohere and NVIDIA, in our fields."""
+
+    auto_truncate: bool
+    truncation_side: Literal["left", "right"] | None
+
+    @classmethod
+    def of(cls, name: Literal["NONE", "START", "END"]) -> "NamedTruncation":
+        """Return what a name stands for."""
+        side: dict[str, Literal["left", "right"]] = {"START": "left", "END": "right"}
+        return cls(name != "NONE", side.get(name))
 
 
 def own_names(request: EmbeddingRequest) -> EmbeddingRequest:
@@ -23,12 +43,16 @@ def own_names(request: EmbeddingRequest) -> EmbeddingRequest:
     """
     for alias, name in _NAMES.items():
         _put(request, alias, getattr(request, alias), name)
-    for alias in _TYPES:
+    if isinstance(request.truncate, str):
+        for name, value in NamedTruncation.of(request.truncate)._asdict().items():
+            _put(request, "truncate", value, name)
+    else:
+        _put(request, "truncate", request.truncate, "auto_truncate")
+    for alias, kinds in _TYPES.items():
         kind = getattr(request, alias)
-        if kind in INTEGERS:
-            _put(request, alias, kind, "embed_dtype")
-        elif kind == "base64":
-            _put(request, alias, kind, "encoding_format")
+        own = {"embed_dtype": kind} if kind in INTEGERS else kinds.get(kind, {})
+        for name, value in own.items():
+            _put(request, alias, value, name)
     return request
 
 
@@ -38,6 +62,7 @@ def _put(request: EmbeddingRequest, alias: str, value: Any, name: str) -> None:
         return
     if own not in (None, value):
         raise InvalidRequestError(
-            f"{alias} {value!r} and {name} {own!r} say different things", param=alias
+            f"{alias} {getattr(request, alias)!r} and {name} {own!r} say different things",
+            param=alias,
         )
     setattr(request, name, value)

@@ -5,6 +5,7 @@ from functools import partial
 
 import msgspec
 
+from inlay.api.openai.embeddings.aliases import NamedTruncation
 from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding
 from inlay.api.openai.embeddings.gathering import Gathered, WantedOutputs, normalized, stacked
 from inlay.api.openai.embeddings.route import EmbeddingsPlan, VectorForm, answer_inputs
@@ -82,11 +83,10 @@ def _translated(asked: EmbedRequest, model: ServedModel) -> EmbeddingRequest:
         prompt_name=named,
         dimensions=asked.output_dimension,
         truncate_prompt_tokens=asked.max_tokens,
-        auto_truncate=asked.truncate != "NONE",
-        truncation_side="left" if asked.truncate == "START" else "right",
         cache_salt=asked.cache_salt,
         priority=asked.priority,
         request_id=asked.request_id,
+        **NamedTruncation.of(asked.truncate or "END")._asdict(),
     )
 
 

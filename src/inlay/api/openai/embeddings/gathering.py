@@ -223,12 +223,17 @@ class Gathering:
 
     async def _computed(self, pieces: Sequence[InputPiece], names: tuple[str, ...]) -> list[Bundle]:
         """Return bundles with the outputs `names` of each piece, which a worker computes."""
-        seconds = tuple(piece.second_from for piece in pieces if piece.second_from is not None)
+        pairs = any(piece.second_from is not None for piece in pieces)
         hides = any(piece.visible is not None for piece in pieces)
         request = self._call.engine_request(
             f"{self._id}-{next(self._numbers)}",
             Pooling(
-                second_from=seconds,
+                second_from=tuple(
+                    len(piece.prompt) if piece.second_from is None else piece.second_from
+                    for piece in pieces
+                )
+                if pairs
+                else (),
                 outputs=names if self._named else (),
                 visible=tuple(
                     len(piece.prompt) if piece.visible is None else piece.visible

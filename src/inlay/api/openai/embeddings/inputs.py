@@ -214,7 +214,8 @@ def in_text(
 class PairInputs:
     """Pairs of texts for a cross-encoder.
 
-    `clips` is the number of first tokens that are kept of each side; 0 for all.
+    `clips` is the number of first tokens that are kept of each side; 0 for all. `params` are the
+    names of the pairs in the request; `param[i]` if empty.
     """
 
     pairs: Sequence[tuple[str, str]]
@@ -222,6 +223,7 @@ class PairInputs:
     cut: Truncation
     param: str
     clips: tuple[int, int] = (0, 0)
+    params: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -242,7 +244,8 @@ class PairInputs:
         except InvalidRequestError as error:
             raise error.at(self.param) from None
         for index, pair in enumerate(found, start):
-            self.cut.check(len(pair.ids), f"{self.param}[{index}]")
+            param = self.params[index] if self.params else f"{self.param}[{index}]"
+            self.cut.check(len(pair.ids), param)
         return [InputPiece(Prompt.of(Tokens(pair.ids)), pair.second_from) for pair in found]
 
 

@@ -1,21 +1,29 @@
 """Routes of text-embeddings-inference: translated to requests for vectors, and run so."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 import inlay
+from inlay.api.fields import answer_id, check_common
 from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding
 from inlay.api.openai.embeddings.gathering import (
     Gathered,
     WantedOutputs,
     activated,
+    check_count,
+    embedding_card,
+    gather,
     normalized,
     stacked,
 )
+from inlay.api.openai.embeddings.inputs import Inputs, Joined, PairInputs, TextInputs
 from inlay.api.openai.embeddings.outputs import MOST_NUMBERS, comparable
+from inlay.api.openai.embeddings.prompts import cut_of, role_fields
+from inlay.api.openai.embeddings.roles import part_of
 from inlay.api.openai.embeddings.route import EmbeddingsPlan, VectorForm, answer_inputs
 from inlay.api.openai.embeddings.scoring import counted, in_rerank, rerank_documents, scored
 from inlay.api.openai.schema.embeddings import ClassificationRequest, EmbeddingRequest
@@ -37,6 +45,7 @@ from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.server import JSON_HEADER, Call
 from inlay.messages.card import EmbeddingCard
 from inlay.messages.request import Task
+from inlay.render import Renderer
 from inlay.router import ServedModel
 
 _inputs_decoder = msgspec.json.Decoder(EmbedInputsRequest)
@@ -47,8 +56,8 @@ _encode = msgspec.json.Encoder().encode
 _FIELDS = {
     "input": "inputs",
     "auto_truncate": "truncate",
-    "truncate_prompt_tokens": "truncate",
     "truncation_side": "truncation_direction",
+    "use_activation": "raw_scores",
 }
 """Fields of our requests, and those of this API that they come from."""
 
@@ -68,22 +77,38 @@ TEI = ErrorForm(Failure, _failure)
 
 async def embed(call: Call) -> None:
     """Answer with the dense vector of each text: a list of lists."""
-    await _answer(call, _inputs_decoder, (Task.EMBED,), _dense)
+    await _answer(call, _dense)
 
 
 async def embed_all(call: Call) -> None:
     """Answer with the vectors of each text's tokens."""
-    await _answer(call, _inputs_decoder, (Task.EMBED,), partial(_others, "tokens", _tokens))
+    await _answer(call, partial(_others, "tokens", _tokens))
 
 
 async def embed_sparse(call: Call) -> None:
     """Answer with the sparse vector of each text, as pairs."""
-    await _answer(call, _inputs_decoder, (Task.EMBED,), partial(_others, "sparse", _pairs))
+    await _answer(call, partial(_others, "sparse", _pairs))
 
 
 async def predict(call: Call) -> None:
-    """Answer with the classes of each text, the likeliest first."""
-    await _answer(call, _predict_decoder, (Task.SCORE,), _predicted)
+    """Answer with the classes of each text, or pair of texts, the likeliest first."""
+    incoming = await read_request(call, _predict_decoder, lambda _: ())
+    asked = incoming.parsed.request
+    model = call.server.model(asked.model, Task.SCORE)
+    check_common(call, asked)
+    answer_id("", asked.request_id)
+    given = _Sequences.of(call, asked.inputs)
+    card, request = embedding_card(model), ClassificationRequest(**_common(asked))
+    renderer = await call.server.renderers.of(model.card)
+    with _own_fields():
+        inputs = await call.server.run_prepared(
+            incoming.size, given.inputs, call, request, model, renderer
+        )
+        wanted = WantedOutputs(("labels",), _NUMBER_BYTES)
+        found, _ = await gather(call, model, request, inputs, wanted)
+    size = 4 * len(found) * card.size
+    body = await call.server.run_prepared(size, _predicted, asked, given, found, card)
+    await call.bytes(body, JSON_HEADER)
 
 
 async def rank(call: Call) -> None:
@@ -93,26 +118,59 @@ async def rank(call: Call) -> None:
     if request.texts is None:
         if request.documents is None:
             raise InvalidRequestError("give documents, or texts", param="documents")
+        _check_form(request, "documents")
         await rerank_documents(call, incoming)
         return
     call.answers_with(TEI)
     if request.documents is not None:
         raise InvalidRequestError("give either documents or texts, not both", param="texts")
+    _check_form(request, "texts")
     request.auto_truncate = request.truncate
     request.truncation_side = _side(request.truncation_direction)
     request.use_activation = not request.raw_scores
     sides = counted(call, request.query, "query"), counted(call, request.texts, "texts")
-    scores, _, _ = await scored(call, incoming, *sides)
+    with _own_fields():
+        scores, _, _ = await scored(call, incoming, *sides)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])
     texts = request.texts if request.return_text else None
     ranked = [RankedText(n, scores[n], None if texts is None else texts[n]) for n in best]
     await call.bytes(_encode(ranked), JSON_HEADER)
 
 
+_FORMS: Mapping[str, Mapping[str, tuple[object, ...]]] = {
+    "documents": {
+        "top_n": (None, 0),
+        "return_documents": (None, False),
+        "auto_truncate": (None,),
+        "truncation_side": (None,),
+        "use_activation": (None,),
+    },
+    "texts": {
+        "truncate": (None,),
+        "truncation_direction": (None,),
+        "raw_scores": (False,),
+        "return_text": (False,),
+    },
+}
+"""Fields that one form of a rerank has alone, and their values that say nothing in the other."""
+
+
+def _check_form(request: RankRequest, form: str) -> None:
+    """Raise `InvalidRequestError` for a field of the other form."""
+    (other,) = _FORMS.keys() - {form}
+    for name, silent in _FORMS[other].items():
+        if getattr(request, name) not in silent:
+            raise InvalidRequestError(
+                f"{name} is of a rerank with {other}, and this one has {form}, which takes "
+                f"{', '.join(_FORMS[form])}",
+                param=name,
+            )
+
+
 async def describe(call: Call) -> None:
     """Answer with the first model that gives vectors or scores."""
     for card in call.server.router.models():
-        if card.embedding is None:
+        if card.embedding is None or card.is_inner:
             continue
         settings = call.server.settings
         kind = "embedding" if Task.EMBED in card.tasks else "classifier"
@@ -135,15 +193,16 @@ async def describe(call: Call) -> None:
 
 async def _answer(
     call: Call,
-    decoder: msgspec.json.Decoder[Any],
-    tasks: tuple[Task, ...],
     plan: Callable[[Any, Any, ServedModel, EmbeddingCard], EmbeddingsPlan],
 ) -> None:
-    incoming = await read_request(call, decoder, lambda _: ())
+    incoming = await read_request(call, _inputs_decoder, lambda _: ())
     asked = incoming.parsed.request
-    model = call.server.model(asked.model, *tasks)
-    request = _translated(asked)
-    try:
+    model = call.server.model(asked.model, Task.EMBED)
+    texts: Any = asked.inputs
+    request = EmbeddingRequest(
+        input=texts, dimensions=asked.dimensions, normalize=asked.normalize, **_common(asked)
+    )
+    with _own_fields():
         await answer_inputs(
             call,
             ParsedRequest(Parsed(request, {}), incoming.size, ()),
@@ -152,6 +211,13 @@ async def _answer(
             model,
             partial(plan, asked, request),
         )
+
+
+@contextmanager
+def _own_fields() -> Iterator[None]:
+    """Make errors name the fields of this API."""
+    try:
+        yield
     except InvalidRequestError as error:
         raise error.mapped(_own_field) from None
 
@@ -167,25 +233,9 @@ def _side(direction: str | None) -> Any:
     return None if direction is None else direction.lower()
 
 
-def _texts(inputs: str | list[str | list[str]]) -> list[str]:
-    """Return texts; one in a list of its own is one of a batch, as `/predict` takes them."""
-    given = [inputs] if isinstance(inputs, str) else inputs
-    found = []
-    for place, each in enumerate(given):
-        if not isinstance(each, str) and len(each) != 1:
-            raise InvalidRequestError(
-                f"inputs[{place}] has {len(each)} texts; one is allowed: pairs are those of "
-                "/rerank",
-                param=f"inputs[{place}]",
-            )
-        found.append(each if isinstance(each, str) else each[0])
-    return found
-
-
-def _translated(asked: InputsOfTei) -> Any:
-    common: dict[str, Any] = {
+def _common(asked: InputsOfTei) -> dict[str, Any]:
+    return {
         "model": asked.model,
-        "input": _texts(asked.inputs),
         "prompt_name": asked.prompt_name,
         "auto_truncate": asked.truncate,
         "truncation_side": _side(asked.truncation_direction),
@@ -193,9 +243,93 @@ def _translated(asked: InputsOfTei) -> Any:
         "priority": asked.priority,
         "request_id": asked.request_id,
     }
-    if isinstance(asked, EmbedInputsRequest):
-        return EmbeddingRequest(dimensions=asked.dimensions, normalize=asked.normalize, **common)
-    return ClassificationRequest(**common)
+
+
+class _Sequences(NamedTuple):
+    """What `/predict` classifies.
+
+    Attributes:
+        each: lists of one text, or of the two of a pair.
+        single: True of one that is no batch.
+    """
+
+    each: Sequence[Sequence[str]]
+    single: bool
+
+    @classmethod
+    def of(cls, call: Call, given: str | list[str | list[str]]) -> "_Sequences":
+        """Return what `inputs` holds. Raises `InvalidRequestError` for what is neither."""
+        if not given:
+            raise InvalidRequestError("inputs must not be empty", param="inputs")
+        single = isinstance(given, str) or isinstance(given[0], str)
+        each: Any = given
+        if single:
+            each = [[given]] if isinstance(given, str) else [given]
+        found = cls(each, single)
+        check_count(call, len(each), "inputs")
+        for place, texts in enumerate(each):
+            path = found.path(place)
+            if isinstance(texts, str) or len(texts) not in (1, 2):
+                got = "a text among lists" if isinstance(texts, str) else f"{len(texts)} texts"
+                raise InvalidRequestError(
+                    f"{path} has {got}; a list holds one text, or a pair of two, and a batch is a "
+                    "list of such lists",
+                    param=path,
+                )
+            if not all(isinstance(text, str) for text in texts):
+                raise InvalidRequestError(
+                    f"{path} is a text and a list; a batch is of lists alone", param=path
+                )
+            if "" in texts:
+                raise InvalidRequestError(
+                    f"{path} holds an empty string, which has no classes", param=path
+                )
+        return found
+
+    def path(self, place: int) -> str:
+        """Return the path in the request."""
+        return "inputs" if self.single else f"inputs[{place}]"
+
+    @property
+    def order(self) -> list[int]:
+        """Places in the order of `inputs`: texts, then pairs."""
+        return sorted(range(len(self.each)), key=lambda place: len(self.each[place]))
+
+    def inputs(
+        self,
+        call: Call,
+        request: ClassificationRequest,
+        model: ServedModel,
+        renderer: Renderer,
+    ) -> Inputs:
+        """Return all as inputs of a model. CPU work.
+
+        Raises `InvalidRequestError` for pairs that it does not read.
+        """
+        card, cut = embedding_card(model), cut_of(call, request, model.max_len)
+        part = part_of(role_fields(request), card, model.name)
+        params = [self.path(place) for place in self.order]
+        texts = [each[0] for each in self.each if len(each) == 1]
+        pairs = [(each[0], each[1]) for each in self.each if len(each) == 2]
+        if pairs and card.templated:
+            raise InvalidRequestError(
+                f"{params[-1]} is a pair; the model `{model.name}` reads pairs in a template: ask "
+                "/rerank or /v1/score",
+                param=params[-1],
+            )
+        return Joined(
+            [
+                TextInputs(
+                    texts,
+                    renderer,
+                    cut,
+                    prefixes=(part.prefix,),
+                    lower_case=card.lower_case,
+                    params=tuple(params[: len(texts)]),
+                ),
+                PairInputs(pairs, renderer, cut, "inputs", params=tuple(params[len(texts) :])),
+            ]
+        )
 
 
 def _dense(
@@ -239,22 +373,15 @@ def _pairs(found: Gathered, _: EmbeddingCard) -> object:
 
 
 def _predicted(
-    asked: PredictRequest, request: ClassificationRequest, model: ServedModel, card: EmbeddingCard
-) -> EmbeddingsPlan:
-    single = isinstance(asked.inputs, str)
-
-    def make(found: Sequence[Gathered], _: About) -> EmbeddingAnswer:
-        probs = activated(stacked(found, "labels"), card.activation, not asked.raw_scores)
-        each = [
-            [
-                Prediction(
-                    float(row[place]),
-                    card.labels[place] if place < len(card.labels) else str(place),
-                )
-                for place in (-row).argsort(kind="stable")
-            ]
-            for row in probs
+    asked: PredictRequest, given: _Sequences, found: Sequence[Gathered], card: EmbeddingCard
+) -> bytes:
+    probs = activated(stacked(found, "labels"), card.activation, not asked.raw_scores)
+    each: list[list[Prediction]] = [[]] * len(probs)
+    for place, row in zip(given.order, probs, strict=True):
+        each[place] = [
+            Prediction(
+                float(row[index]), card.labels[index] if index < len(card.labels) else str(index)
+            )
+            for index in (-row).argsort(kind="stable")
         ]
-        return EmbeddingAnswer(_encode(each[0] if single else each), JSON_HEADER)
-
-    return EmbeddingsPlan(Encoding(), WantedOutputs(("labels",), _NUMBER_BYTES), make)
+    return _encode(each[0] if given.single else each)

@@ -179,10 +179,12 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
         task: Jina's name of `role`.
         output_dimension: Voyage's name of `dimensions`.
         output_dtype: Voyage's name of `embed_dtype`; "float" is float32.
-        embedding_type: Jina's name of `embed_dtype`; "base64" is `encoding_format`.
+        embedding_type: Jina's name of `embed_dtype`; "float" is float32 with `encoding_format`
+            "float", "base64" is that `encoding_format`.
         normalized: Jina's name of `normalize`.
         truncation: Voyage's name of `auto_truncate`.
-        truncate: Jina's name of `auto_truncate`.
+        truncate: Jina's name of `auto_truncate`. NVIDIA's clients send "NONE", which is false, or
+            "START" or "END", which is true and names the side that is cut.
     """
 
     dimensions: Annotated[int | None, example(256)] = None
@@ -201,7 +203,7 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
     embedding_type: Literal["float", "base64", "binary", "ubinary"] | None = None
     normalized: bool | None = None
     truncation: bool | None = None
-    truncate: bool | None = None
+    truncate: bool | Literal["NONE", "START", "END"] | None = None
 
 
 class PoolingRequest(EncodedRequest, kw_only=True):

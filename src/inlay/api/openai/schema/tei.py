@@ -16,13 +16,11 @@ class InputsOfTei(InputsRequest, kw_only=True):
     """Fields of its routes for vectors and classes.
 
     Attributes:
-        inputs: a text, or several.
         truncate: cut what is longer than the model reads; when absent the server's default.
         truncation_direction: side that is cut; "Right" when absent.
         prompt_name: prompt of the model before each text.
     """
 
-    inputs: Annotated[str | list[str | list[str]], example([QUESTION])]
     truncate: bool | None = None
     truncation_direction: Direction | None = None
     prompt_name: Annotated[str | None, example("query")] = None
@@ -32,26 +30,34 @@ class EmbedInputsRequest(InputsOfTei, kw_only=True):
     """A request to `/embed`, `/embed_all` or `/embed_sparse`.
 
     Attributes:
+        inputs: a text, or several.
         normalize: give the vectors of `/embed` length 1 (true when absent).
         dimensions: number of first elements that are kept, of models trained for it.
     """
 
+    inputs: Annotated[str | list[str], example([QUESTION])]
     normalize: bool = True
     dimensions: Annotated[int | None, example(256)] = None
 
 
 class PredictRequest(InputsOfTei, kw_only=True):
-    """A request to `/predict`: a text, or lists of one text each.
+    """A request to `/predict`.
 
     Attributes:
+        inputs: a text, or a list of one text, or of a pair of two, which is answered with its
+            classes; a list of such lists is a batch, and is answered with a list for each.
         raw_scores: give logits (false when absent).
     """
 
+    inputs: Annotated[str | list[str | list[str]], example([["a stone", "an animal"]])]
     raw_scores: bool = False
 
 
 class RankRequest(RankingRequest, kw_only=True):
     """A request to `/rerank`: of `/v1/rerank`, or with `texts`, which is answered as a list.
+
+    A field of one form that changes the answer is refused in the other. With `texts` those are
+    `top_n`, `return_documents`, `auto_truncate`, `truncation_side` and `use_activation`.
 
     Attributes:
         documents: as in `/v1/rerank`; not with `texts`.
@@ -99,9 +105,7 @@ class ServedInfo(msgspec.Struct, frozen=True, kw_only=True):
     model_id: Annotated[str, field("name of the model.", "bge-m3")]
     model_sha: None = None
     model_dtype: Annotated[str, field("dtype of its weights.", "float32")]
-    model_type: Annotated[
-        dict[str, Any], field("kind of the model.", {"embedding": {"pooling": "mean"}})
-    ]
+    model_type: Annotated[dict[str, Any], field("kind of the model.", {"embedding": {}})]
     max_input_length: Annotated[int, field("positions of an input at most.", 512)]
     max_client_batch_size: Annotated[int, field("inputs of a request at most.", 2048)]
     auto_truncate: Annotated[bool, field("longer inputs are cut unless a request says.", False)]
