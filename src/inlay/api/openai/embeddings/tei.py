@@ -246,7 +246,7 @@ def _common(asked: InputsOfTei) -> dict[str, Any]:
 
 
 class _Sequences(NamedTuple):
-    """What `/predict` classifies.
+    """Texts and pairs that `/predict` classifies.
 
     Attributes:
         each: lists of one text, or of the two of a pair.
