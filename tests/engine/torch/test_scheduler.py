@@ -454,3 +454,29 @@ def test_what_windows_have_passed_goes_with_bad_logits_whoever_computed_it() -> 
     second = simulation.admit(prompt)
     simulation.drain()
     assert simulation.failed == [second]
+
+
+def test_a_sequence_that_waited_long_for_pages_takes_none_of_the_others_next_tokens() -> None:
+    simulation = Simulation(bounds(max_num_batched_tokens=16, num_pages=20, max_num_seqs=32))
+    short = simulation.admit(Tokens([1]), max_tokens=12)
+    others = [simulation.admit(Tokens([2 + each]), max_tokens=15) for each in range(13)]
+    simulation.step()
+    long = simulation.admit(Tokens([30] * 100), max_tokens=1)
+    while short in simulation.scheduler.running:
+        simulation.step()
+        assert long in simulation.scheduler.waiting
+    assert long.starved_steps >= MAX_STARVED_STEPS
+    chunks = {chunk.sequence: chunk.count for chunk in simulation.step().chunks}
+    assert chunks == {**dict.fromkeys(others, 1), long: 3}
+
+
+def test_nobody_waits_for_pages_of_a_sequence_that_is_paused() -> None:
+    simulation = Simulation(bounds())
+    maker = simulation.admit(Tokens([1] * 64))
+    simulation.step()
+    waiter = simulation.admit(Tokens([1] * 64), Tokens([2]))
+    simulation.scheduler.schedule()
+    assert waiter in simulation.scheduler.waiting
+    simulation.scheduler.pause(maker, True)
+    simulation.scheduler.schedule()
+    assert waiter in simulation.scheduler.running
