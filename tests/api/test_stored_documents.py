@@ -171,6 +171,8 @@ def test_what_is_anothers_or_of_another_model_is_refused_where_it_stands(
         ({"embed_dtype": "int8"}, "embed_dtype", "is not stored; allowed: float32"),
         ({"dimensions": 7}, "dimensions", "what /v1/rerank compares"),
         ({"normalize": False}, "normalize", "what /v1/rerank compares"),
+        ({"use_activation": False}, "use_activation", "what /v1/rerank compares"),
+        ({"endianness": "big"}, "endianness", "what /v1/rerank compares"),
         ({"outputs": ["labels"]}, "outputs[0]", "labels"),
         ({"outputs": ["token_labels"]}, "outputs", "token_labels"),
     ],

@@ -287,6 +287,12 @@ async def gather(
     return found, TextsUsage(gathering.positions, gathering.positions)
 
 
+def bytes_of(found: Sequence[Gathered], usage: TextsUsage) -> int:
+    """Return the bytes of what the model gave for inputs, and of their positions' ids."""
+    arrays = sum(array.nbytes for each in found for array in each.bundle.values())
+    return arrays + 4 * usage.prompt_tokens
+
+
 def stacked(found: Sequence[Gathered], name: str) -> Array:
     """Return the vectors of an output that has one for each input: [inputs, size]."""
     vectors: Array = np.stack([each.bundle[name] for each in found])

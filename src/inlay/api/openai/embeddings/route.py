@@ -17,6 +17,7 @@ from inlay.api.openai.embeddings.gathering import (
     Gathered,
     WantedOutputs,
     activated,
+    bytes_of,
     embedding_card,
     first_output,
     gather,
@@ -138,10 +139,11 @@ async def answer_inputs(
     ranges = bool({"tokens", "token_labels"} & {*wanted.names})
     inputs = await inputs_of(call, incoming, model, ranges=ranges, role=role)
     encoding.check_count(len(inputs))
-    size = max(incoming.size, 4 * len(inputs) * card.size)
+    size = incoming.size
     del incoming
     found, usage = await gather(call, model, request, inputs, wanted)
     about = About(id_, int(time.time()), model.name, usage)
+    size = max(size, bytes_of(found, usage))
     made = await call.server.run_prepared(size, make, found, about)
     if isinstance(made, EmbeddingAnswer):
         answer = made

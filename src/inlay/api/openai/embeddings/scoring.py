@@ -15,6 +15,7 @@ from inlay.api.openai.embeddings.gathering import (
     Gathered,
     WantedOutputs,
     activated,
+    bytes_of,
     check_count,
     embedding_card,
     first_output,
@@ -23,9 +24,9 @@ from inlay.api.openai.embeddings.gathering import (
 )
 from inlay.api.openai.embeddings.inputs import Joined, PairInputs, TemplatedPairs
 from inlay.api.openai.embeddings.prompts import cut_of
-from inlay.api.openai.embeddings.roles import DOCUMENT, QUERY
+from inlay.api.openai.embeddings.roles import DOCUMENT, QUERY, part_of
 from inlay.api.openai.embeddings.sides import Item, Reading, Side, ToCompute, in_fields
-from inlay.api.openai.embeddings.similarity import compared_bytes, similarities
+from inlay.api.openai.embeddings.similarity import Comparison
 from inlay.api.openai.embeddings.stored import stored_documents
 from inlay.api.openai.schema.embeddings import TextsUsage
 from inlay.api.openai.schema.scoring import (
@@ -41,10 +42,10 @@ from inlay.api.openai.schema.scoring import (
     ScoringRequest,
 )
 from inlay.base.errors import InvalidRequestError
-from inlay.embedding.cache import Bundle
 from inlay.http.bodies.embeds import Source
 from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.references import embeddings_of
+from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
 from inlay.messages.request import Task
 from inlay.router import ServedModel
@@ -202,52 +203,73 @@ async def _similarities(
     server, card = call.server, embedding_card(model)
     request: ScoringRequest = incoming.parsed.request
     _check_instruction(request, model, templated=False)
-    name = request.output or first_output(model)
-    stored = [
-        await stored_documents(call, side.refs, model, name, role)
-        for side, role in zip((first, second), _ROLES, strict=True)
-    ]
-    reading = Reading(
-        model,
-        await server.renderers.of(model.card),
-        cut_of(call, request, model.max_len),
-        await embeddings_of(call, incoming, model.card),
-    )
     clips = _clips(request, model.max_len)
+    prefixes = [
+        part_of({name: getattr(request, name)}, card, model.name, role).prefix
+        for role, (name, _) in zip(_ROLES, _OF_TEXTS, strict=True)
+    ]
 
-    def read() -> list[ToCompute]:
-        return [
-            reading.inputs(side, role, getattr(request, f"{role}_prompt_name"), clip)
-            for side, role, clip in zip((first, second), _ROLES, clips, strict=True)
+    def check() -> None:
+        for side, names in zip((first, second), _OF_TEXTS, strict=True):
+            side.check([name for name in names if getattr(request, name)])
+
+    await server.run_prepared(incoming.size, check)
+    name = request.output or first_output(model)
+    async with _scope(call):
+        stored = [
+            await stored_documents(call, side.refs, model, name, role)
+            for side, role in zip((first, second), _ROLES, strict=True)
         ]
+        reading = Reading(
+            model,
+            await server.renderers.of(model.card),
+            cut_of(call, request, model.max_len),
+            await embeddings_of(call, incoming, model.card),
+        )
 
-    sides = await server.run_prepared(incoming.size, read)
+        def read() -> list[ToCompute]:
+            each = zip((first, second), _ROLES, prefixes, clips, strict=True)
+            return [reading.inputs(*one) for one in each]
+
+        sides = await server.run_prepared(incoming.size, read)
     inputs = Joined([each for side in sides for each in side.inputs])
     gathered: list[Gathered] = []
     usage = TextsUsage(0, 0)
     if len(inputs):
-        gathered, usage = await gather(call, model, request, inputs, WantedOutputs((name,), 0))
+        # Of positions those that are compared are copied.
+        wanted = WantedOutputs((name,), 4)
+        gathered, usage = await gather(call, model, request, inputs, wanted)
     output = next((each for each in card.outputs if each.name == name), None)
 
-    def bundles() -> tuple[list[Bundle], list[Bundle]]:
+    def compared() -> Comparison:
         parts = gathered[: len(sides[0])], gathered[len(sides[0]) :]
         asked, found = (
             side.bundles(part, own, name, card)
             for side, part, own in zip(sides, parts, stored, strict=True)
         )
-        return asked, found
+        return Comparison(asked, found, name)
 
-    size = 4 * sum(len(each.piece.prompt) for each in gathered)
-    asked, found = await server.run_prepared(size, bundles)
-    more = compared_bytes(asked, found, name)
-    call.reservation.grow(more)
-    scores = await server.run_prepared(
-        size + more, similarities, asked, found, name, mean=output is not None and output.mean
-    )
+    async with _scope(call):
+        size = bytes_of(gathered, usage) + 1024 * len(second.items)
+        comparison = await server.run_prepared(size, compared)
+        comparison.check(first.param, second.param)
+        call.reservation.grow(comparison.num_bytes)
+        scores = await server.run_prepared(
+            comparison.size, comparison.scores, mean=output is not None and output.mean
+        )
     return scores, usage
 
 
+def _scope(call: Call) -> RequestScope:
+    return RequestScope(call.server.inflight, call.receive, call.detach_deadline())
+
+
 _ROLES = (QUERY, DOCUMENT)
+_OF_TEXTS = (
+    ("query_prompt_name", "max_tokens_per_query"),
+    ("document_prompt_name", "max_tokens_per_doc"),
+)
+"""Fields of a request that change the texts of each side."""
 
 
 def _check_pairs(request: ScoringRequest, model: ServedModel, templated: bool) -> None:

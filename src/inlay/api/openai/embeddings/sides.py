@@ -11,10 +11,10 @@ from inlay.api.openai.embeddings.gathering import Gathered, embedding_card
 from inlay.api.openai.embeddings.inputs import Chats, Inputs, TextInputs
 from inlay.api.openai.embeddings.outputs import comparable
 from inlay.api.openai.embeddings.prompts import prompt_inputs
-from inlay.api.openai.embeddings.roles import part_of
 from inlay.api.openai.schema.scoring import Document
 from inlay.api.openai.sources import embeds_source
 from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import yield_gil
 from inlay.embedding.cache import Bundle
 from inlay.http.bodies.embeds import Embeddings, Source
 from inlay.messages.card import EmbeddingCard
@@ -76,6 +76,27 @@ class Side:
                 )
         return [item for item in self.items if isinstance(item, str)]
 
+    def check(self, of_texts: Sequence[str]) -> None:
+        """Check the items that are no texts. CPU work.
+
+        Args:
+            of_texts: fields that the request gives, and that change texts alone.
+
+        Raises:
+            InvalidRequestError: there is one beside such a field, or one nested too deep.
+        """
+        for place, item in enumerate(self.items):
+            if isinstance(item, str):
+                continue
+            if of_texts:
+                raise InvalidRequestError(
+                    f"{of_texts[0]} is of texts, and {self.path(place)} has {_form_of(item)}, "
+                    "which is taken as it is: leave one of them out",
+                    param=of_texts[0],
+                )
+            if item.content is not None:
+                check_depth(item.content, f"{self.path(place)}.content")
+
     @property
     def refs(self) -> dict[str, str]:
         """Path in the request of each stored document."""
@@ -100,8 +121,6 @@ def _plain(item: Item, place: int, side: Side) -> Item:
             f"{' and '.join(given) or 'none'}",
             param=side.path(place),
         )
-    if item.content is not None:
-        check_depth(item.content, f"{side.path(place)}.content")
     text = item.content if isinstance(item.content, str) else item.text
     return item if text is None else text
 
@@ -164,10 +183,10 @@ class ToCompute:
             name: of the output.
             card: of the model.
         """
-        computed = {
-            place: comparable(each, (name,), card, self.role)
-            for place, each in zip(self.places, found, strict=True)
-        }
+        computed = {}
+        for place, each in zip(self.places, found, strict=True):
+            yield_gil()
+            computed[place] = comparable(each, (name,), card, self.role)
         return [
             stored[item.ref]
             if isinstance(item, Document) and item.ref is not None
@@ -192,13 +211,13 @@ class Reading:
     cut: Truncation
     embeddings: Embeddings
 
-    def inputs(self, side: Side, role: str, prompt_name: str | None, clip: int) -> ToCompute:
+    def inputs(self, side: Side, role: str, prefix: str, clip: int) -> ToCompute:
         """Return the inputs of a side that are not stored. CPU work.
 
         Args:
             side: of the request.
             role: of its texts.
-            prompt_name: of the model, before its texts; None for that of the role.
+            prefix: before its texts.
             clip: first tokens of each text that are kept; 0 for all.
 
         Raises:
@@ -208,12 +227,11 @@ class Reading:
         found = ToCompute(side, role)
         places = [n for n, item in enumerate(side.items) if isinstance(item, str)]
         if places:
-            part = part_of({f"{role}_prompt_name": prompt_name}, card, self.model.name, role)
             texts = TextInputs(
                 [item for item in side.items if isinstance(item, str)],
                 self.renderer,
                 self.cut,
-                prefixes=(part.prefix,),
+                prefixes=(prefix,),
                 lower_case=card.lower_case,
                 params=tuple(map(side.path, places)),
                 clips=[clip] * len(places) if clip else (),

@@ -1,115 +1,139 @@
 """Likeness of queries and documents: cosine, dot product of sparse vectors, and MaxSim."""
 
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
-from inlay.api.openai.embeddings.gathering import Array, normalized
+from inlay.api.openai.embeddings.gathering import Array
+from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import yield_gil
 from inlay.embedding.cache import Bundle
 
-T = TypeVar("T")
+MAX_MULTIPLICATIONS: Final = 128 * 1024**3
+"""Multiplications that the scores of a request may take: some seconds of one core."""
 
-_SLAB = 16 * 1024 * 1024
-"""Numbers of documents, and of their products with a query, at a time: 64 MB of each."""
+_ROWS = 512
+"""Vectors of a query, and of a document, that are compared at a time: some ms, and 1 MB."""
+
+_PAIR = 1024
+"""Bytes of other work that take as long as what a pair costs beside its multiplications."""
 
 
-def similarities(
-    queries: Sequence[Bundle], documents: Sequence[Bundle], name: str, *, mean: bool = False
-) -> list[float]:
-    """Return the score of each document with its query; one query may serve all. CPU work.
+class Comparison:
+    """Queries with their documents. A pair that is there several times is scored once.
 
     Args:
         queries: one, or as many as documents, as `outputs.comparable` returns them.
-        documents: at least one, likewise.
+        documents: at least one, likewise. The same bundle is the same document.
         name: of the output that is compared.
-        mean: a score by MaxSim is the mean over a query's vectors, else their sum.
+
+    Attributes:
+        multiplications: that the scores take.
+        size: of the work, as `Server.run_prepared` takes it.
+        num_bytes: that `scores` takes at most beside what it is given.
     """
-    if name == "sparse":
-        return _dots(queries, documents)
-    if name == "tokens":
-        return _max_sims(queries, documents, mean)
-    asked, found = (
-        normalized(np.stack([each[name] for each in side])) for side in (queries, documents)
-    )
-    scores: list[float] = np.einsum("ij,ij->i", np.broadcast_to(asked, found.shape), found).tolist()
-    return scores
+
+    def __init__(self, queries: Sequence[Bundle], documents: Sequence[Bundle], name: str) -> None:
+        shared = [*queries] * len(documents) if len(queries) == 1 else queries
+        pairs = list(zip(shared, documents, strict=True))
+        self._name = name
+        self._keys = [(id(query), id(document)) for query, document in pairs]
+        self._pairs = dict(zip(self._keys, pairs, strict=True))
+        self.multiplications = sum(self._cost(*pair) for pair in self._pairs.values())
+        self.size = self.multiplications + _PAIR * len(self._pairs)
+        arrays = [each[self._port] for pair in self._pairs.values() for each in pair]
+        if name == "tokens":
+            # Two slabs, if they do not lie even, and their products.
+            self.num_bytes = 4 * _ROWS * (2 * max(each.shape[1] for each in arrays) + _ROWS)
+        else:
+            # Of a pair some copies, of 64 bits.
+            self.num_bytes = 64 * max(each.size for each in arrays)
+
+    @property
+    def _port(self) -> str:
+        return "sparse.values" if self._name == "sparse" else self._name
+
+    def _cost(self, query: Bundle, document: Bundle) -> int:
+        asked, found = query[self._port], document[self._port]
+        return len(asked) * found.size if self._name == "tokens" else min(asked.size, found.size)
+
+    def check(self, first: str, second: str) -> None:
+        """Raise `InvalidRequestError` for more than `MAX_MULTIPLICATIONS`.
+
+        Args:
+            first: field of the queries.
+            second: field of the documents.
+        """
+        if self.multiplications > MAX_MULTIPLICATIONS:
+            raise InvalidRequestError(
+                f"comparing {first} with {second} takes {self.multiplications} multiplications "
+                "(vectors of a query x those of its document x numbers of a vector, of all pairs); "
+                f"at most {MAX_MULTIPLICATIONS} are allowed: give fewer, or shorter ones on either "
+                "side",
+                param=second,
+            )
+
+    def scores(self, *, mean: bool = False) -> list[float]:
+        """Return the score of each document with its query. CPU work.
+
+        Args:
+            mean: a score by MaxSim is the mean over a query's vectors, else their sum.
+        """
+        score = _SCORES[self._name]
+        found = {}
+        for key, (query, document) in self._pairs.items():
+            yield_gil()
+            found[key] = score(query, document)
+            if mean and self._name == "tokens":
+                found[key] /= max(1, len(query["tokens"]))
+        return [found[key] for key in self._keys]
 
 
-def compared_bytes(queries: Sequence[Bundle], documents: Sequence[Bundle], name: str) -> int:
-    """Return the bytes that `similarities` takes at most beside what it is given."""
-    numbers = sum(each[name].size for each in documents if name in each)
-    if name != "tokens":
-        return 4 * numbers
-    rows = sum(len(each[name]) for each in documents)
-    products = rows * max(len(each[name]) for each in queries)
-    return 4 * (min(numbers, _SLAB) + min(products, _SLAB))
+def _cosine(query: Bundle, document: Bundle) -> float:
+    """Return 0 where one of them is of zeros alone."""
+    asked, found = (each["dense"].astype(np.float64) for each in (query, document))
+    lengths = np.sqrt(asked.dot(asked)) * np.sqrt(found.dot(found))
+    return float(asked.dot(found) / lengths) if lengths else 0.0
 
 
-def _dots(queries: Sequence[Bundle], documents: Sequence[Bundle]) -> list[float]:
-    scores = []
-    for query, document in _paired(queries, documents):
-        _, ours, theirs = np.intersect1d(
-            query["sparse.indices"],
-            document["sparse.indices"],
-            assume_unique=True,
-            return_indices=True,
-        )
-        weights = query["sparse.values"][ours], document["sparse.values"][theirs]
-        scores.append(float(np.dot(*weights)))
-    return scores
+def _dot(query: Bundle, document: Bundle) -> float:
+    """Return the product of the weights that both have; their indices ascend."""
+    short, long = sorted((query, document), key=lambda each: each["sparse.indices"].size)
+    wanted, given = short["sparse.indices"], long["sparse.indices"]
+    places = np.searchsorted(given, wanted)
+    places[places == given.size] = 0
+    common = given[places] == wanted if given.size else np.zeros(wanted.size, bool)
+    weights = short["sparse.values"][common], long["sparse.values"][places[common]]
+    return float(np.dot(*weights))
 
 
-def _max_sims(queries: Sequence[Bundle], documents: Sequence[Bundle], mean: bool) -> list[float]:
-    """Return the sum, or the mean, over a query's vectors of their largest product in a document.
-
-    Documents that share a query are compared in slabs of whole documents.
-    """
-    asked = [each["tokens"] for each in queries]
-    found = [each["tokens"] for each in documents]
-    if len(asked) == 1:
-        (query,) = asked
-        most = max(1, _SLAB // max(1, *query.shape))
-        scores = [score for slab in _slabs(found, most) for score in max_sim(query, slab)]
-    else:
-        scores = [
-            max_sim(query, [document])[0] for query, document in zip(asked, found, strict=True)
-        ]
-    if not mean:
-        return scores
-    counts = [max(1, len(query)) for query, _ in _paired(asked, found)]
-    return [score / count for score, count in zip(scores, counts, strict=True)]
+def _max_sim(query: Bundle, document: Bundle) -> float:
+    return max_sim(query["tokens"], document["tokens"])
 
 
-def max_sim(query: Array, documents: Sequence[Array]) -> list[float]:
-    """Return the sum over rows of `query` [Q, D] of their largest product with each of `documents`.
+_SCORES: dict[str, Callable[[Bundle, Bundle], float]] = {
+    "dense": _cosine,
+    "sparse": _dot,
+    "tokens": _max_sim,
+}
+
+
+def max_sim(query: Array, document: Array) -> float:
+    """Return the sum over rows of `query` [Q, D] of their largest product in `document` [N, D].
 
     A document, or a query, without a vector has the score 0.
     """
-    counts = np.array([len(document) for document in documents])
-    scores = np.zeros(len(documents), np.float64)
-    some = counts > 0
-    if some.any() and len(query):
-        products = query @ np.concatenate(documents).T
-        starts = np.cumsum(counts) - counts
-        best = np.maximum.reduceat(products, starts[some], axis=1)
-        scores[some] = best.sum(axis=0, dtype=np.float64)
-    return [float(score) for score in scores]
+    total = 0.0
+    for rows in _slabs(query if len(document) else query[:0]):
+        best = np.full(len(rows), -np.inf, np.float32)
+        for others in _slabs(document):
+            np.maximum(best, (rows @ others.T).max(axis=1), out=best)
+            yield_gil()
+        total += float(best.sum(dtype=np.float64))
+    return total
 
 
-def _slabs(documents: Sequence[Array], most: int) -> Iterator[list[Array]]:
-    """Yield documents together that have at most `most` rows, or one with more."""
-    slab: list[Array] = []
-    rows = 0
-    for document in documents:
-        if slab and rows + len(document) > most:
-            yield slab
-            slab, rows = [], 0
-        slab.append(document)
-        rows += len(document)
-    yield slab
-
-
-def _paired(queries: Sequence[T], documents: Sequence[T]) -> Iterator[tuple[T, T]]:
-    shared = [*queries] * len(documents) if len(queries) == 1 else queries
-    return zip(shared, documents, strict=True)
+def _slabs(rows: Array) -> Iterator[Array]:
+    for start in range(0, len(rows), _ROWS):
+        yield rows[start : start + _ROWS]

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from inlay.api.openai.embeddings.encoding import (
     DTYPES,
@@ -23,6 +24,7 @@ from inlay.api.openai.embeddings.outputs import about_inputs, comparable
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
 from inlay.base.at_most import at_most
 from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import yield_gil
 from inlay.embedding.bundles import parts_of
 from inlay.embedding.cache import Bundle
 from inlay.http.references import placed, store_for
@@ -31,6 +33,7 @@ from inlay.messages.card import EmbeddingCard
 from inlay.messages.prompt import Buffer
 from inlay.router import ServedModel
 from inlay.store import NewVectors, StoredPrompt
+from inlay.tensors.cast import cast
 from inlay.tensors.named import read_arrays, write_arrays
 
 _AT_ONCE = 16
@@ -54,12 +57,17 @@ def check_storable(request: EmbeddingRequest, names: Sequence[str], card: Embedd
             "token_labels are not compared, so they are not stored; allowed: dense, sparse, tokens",
             param="outputs",
         )
-    if request.dimensions not in (None, card.size) or request.normalize is False:
-        name = "dimensions" if request.normalize is not False else "normalize"
-        raise InvalidRequestError(
-            f"{name} is of vectors in an answer; what is stored is what /v1/rerank compares",
-            param=name,
-        )
+    for name, changes in (
+        ("normalize", request.normalize is False),
+        ("use_activation", request.use_activation is False),
+        ("endianness", request.endianness == "big"),
+        ("dimensions", request.dimensions not in (None, card.size)),
+    ):
+        if changes:
+            raise InvalidRequestError(
+                f"{name} is of vectors in an answer; what is stored is what /v1/rerank compares",
+                param=name,
+            )
 
 
 class DocumentFiles:
@@ -163,13 +171,21 @@ async def stored_documents(
     def look(stored: StoredPrompt) -> None:
         grow(4 * stored.bytes if stored.dtype != "float32" else stored.bytes)
 
-    async def one(ref: str, param: str) -> Bundle:
+    async def one(ref: str, param: str) -> Buffer:
         with placed(param):
-            data = await store.file(tenant, ref, "vectors", look=look, hold=grow)
-            return _checked(ref, data, model, name, role)
+            return await store.file(tenant, ref, "vectors", look=look, hold=grow)
 
-    found = await at_most(_AT_ONCE, (partial(one, ref, param) for ref, param in refs.items()))
-    return dict(zip(refs, found, strict=True))
+    read = await at_most(_AT_ONCE, (partial(one, ref, param) for ref, param in refs.items()))
+
+    def checked() -> dict[str, Bundle]:
+        found = {}
+        for (ref, param), data in zip(refs.items(), read, strict=True):
+            yield_gil()
+            with placed(param):
+                found[ref] = _checked(ref, data, model, name, role)
+        return found
+
+    return await call.server.run_prepared(sum(map(len, read)), checked)
 
 
 def _checked(ref: str, data: Buffer, model: ServedModel, name: str, role: str) -> Bundle:
@@ -194,6 +210,10 @@ def _checked(ref: str, data: Buffer, model: ServedModel, name: str, role: str) -
             f"it with outputs {name}"
         )
     return {
-        key: array if array.dtype.kind in "iu" else array.astype(np.float32, copy=False)
-        for key, array in found.items()
+        key: array if array.dtype.kind in "iu" else _widened(array) for key, array in found.items()
     }
+
+
+def _widened(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    bits = array.reshape(-1).view(f"u{array.itemsize}")
+    return cast(bits, array.dtype.name, "float32").view(np.float32).reshape(array.shape)
