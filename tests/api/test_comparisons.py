@@ -153,7 +153,7 @@ def test_too_many_multiplications_are_refused_before_one_is_made(
     asked, *found = (item["tokens"]["shape"][0] for item in rows)
     takes = asked * sum(found) * models.SIZE
     monkeypatch.setattr(similarity, "MAX_MULTIPLICATIONS", takes)
-    body = {"query": query, "documents": some * 2, **TOKENS}
+    body: dict[str, Any] = {"query": query, "documents": some * 2, **TOKENS}
     assert ask(url, **body).status_code == 200
     monkeypatch.setattr(similarity, "MAX_MULTIPLICATIONS", takes - 1)
     seen, _ = on_the_loop(monkeypatch, similarity, "max_sim")
