@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from inlay import engine as engines
 from inlay.base.errors import EngineError
 from inlay.engine import references
 from inlay.engine.api import Engine
+from inlay.engine.echo import EchoEngine
 from inlay.engine.pool_reference import BOUND, KEPT, PoolReference, key_of
 from inlay.engine.references import LocalReferences
 from inlay.engine.settings import EngineSettings
@@ -24,6 +26,7 @@ from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Projection
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
+from inlay.messages.card import ModelCard
 from inlay.worker import pool_check
 from inlay.worker.pool_check import check_pool
 from tests.models import tiny
@@ -102,6 +105,45 @@ async def test_who_gives_no_logprobs_is_not_compared(caplog: pytest.LogCaptureFi
         with caplog.at_level("INFO"):
             assert await check_pool(engine, "strict", shared=True) is None
         assert "or no logprobs" in caplog.text
+
+
+class Decoding(EchoEngine):
+    """An SGLang that only decodes, by its card: its prompts are computed elsewhere."""
+
+    @property
+    def card(self) -> ModelCard:
+        return replace(super().card, engine="sglang", kv_rooms="mooncake", phase="decode")
+
+
+@pytest.mark.parametrize("mode", ["start", "full", "strict"])
+async def test_one_that_only_decodes_is_never_compared_and_starts_in_every_mode(
+    mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Decoding(EngineSettings.of(model=str(tiny("llama")), engine="echo"), SECRET)
+    await engine.start()
+    found = await check_pool(engine, mode, shared=True)
+    assert found is not None
+    assert found.result == "unchecked"
+    assert "keys and values a prefill worker computes" in found.note
+    assert found.note in caplog.text
+    assert await check_pool(engine, "off", shared=True) is None
+    await engine.close()
+
+
+class CheckBefore(msgspec.Struct):
+    """What frontends that know no note read of a check; they refuse one that has a reason."""
+
+    result: str
+    reason: str = ""
+
+
+async def test_frontends_that_know_no_note_take_one_that_was_not_compared() -> None:
+    engine = Decoding(EngineSettings.of(model=str(tiny("llama")), engine="echo"), SECRET)
+    await engine.start()
+    card = replace(engine.card, self_check=await check_pool(engine, "start", shared=True))
+    await engine.close()
+    read = msgspec.convert(msgspec.to_builtins(card)["self_check"], CheckBefore)
+    assert read == CheckBefore("unchecked")
 
 
 async def test_one_layer_whose_heads_are_exchanged_differs(

@@ -212,9 +212,10 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         seconds: that it took.
         shadow: relative distance of the logits of a small float32 model of the same structure; 0 if
             it was not compared.
-        reason: what is wrong, of one that differs: a fleet sends it no requests; and why one is
-            unchecked.
+        reason: what is wrong, of one that differs: a fleet sends it no requests.
         parts: relative distance to float32 of what is its library's own code: towers, denoisers.
+        note: why one is unchecked. Not in `reason`: a frontend of before this field sends no
+            requests to a worker that has one.
     """
 
     result: Annotated[str, example("passed")]
@@ -232,6 +233,7 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shadow: Annotated[float, example(2e-06)] = 0.0
     reason: Annotated[str, example("")] = ""
     parts: Annotated[dict[str, float], example({"vision": 0.003})] = {}
+    note: Annotated[str, example("")] = ""
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

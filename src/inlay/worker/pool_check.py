@@ -82,15 +82,15 @@ async def check_pool(engine: Engine, mode: str, *, shared: bool) -> SelfCheck | 
         The result that its card is to have; None: the engine's own.
 
     Raises:
-        EngineError: in mode strict, it differs, or there is nothing to compare it with.
+        EngineError: in mode strict, it differs, or nothing is kept to compare it with.
     """
     card = engine.card
     if mode == "off" or card.engine not in COMPARED or not _TASKS & {*card.tasks}:
         return None
     if card.engine == "torch" and not shared:
         return None
-    if card.kv_rooms and card.phase == "decode":
-        return _not_compared(card, mode, _NO_PROMPTS)
+    if _only_decodes(card):
+        return _unchecked(card, _NO_PROMPTS)
     begun = time.monotonic()
     reference = await asyncio.to_thread(_reference, card)
     if reference is None:
@@ -131,7 +131,8 @@ async def check_later(
         check: result at its start.
         interval: seconds between two comparisons; 0 for none.
     """
-    while interval and check is not None and check.result == "unchecked":
+    looked_for = interval and not _only_decodes(engine.card)
+    while looked_for and check is not None and check.result == "unchecked":
         await asyncio.sleep(interval)
         if host.card.asleep or await asyncio.to_thread(_reference, engine.card) is None:
             continue
@@ -192,8 +193,16 @@ def _not_compared(card: ModelCard, mode: str, why: str) -> SelfCheck | None:
         return None
     if mode == "strict":
         raise EngineError(f"--self-check strict: {card.name} was not compared: {why}")
+    return _unchecked(card, why)
+
+
+def _unchecked(card: ModelCard, why: str) -> SelfCheck:
     log.warning("self-check: %s was not compared: %s", card.name, why)
-    return SelfCheck(result="unchecked", reference="", reason=why)
+    return SelfCheck(result="unchecked", reference="", note=why)
+
+
+def _only_decodes(card: ModelCard) -> bool:
+    return bool(card.kv_rooms) and card.phase == "decode"
 
 
 async def _vectors(engine: Engine, reference: PoolVectors) -> Vectors:

@@ -230,7 +230,7 @@ async def test_the_half_that_computes_prompts_is_held_to_the_models_own_code(pai
     other = pair.worker("decode").card.self_check
     assert other is not None
     assert other.result == "unchecked"
-    assert "keys and values a prefill worker computes" in other.reason
+    assert "keys and values a prefill worker computes" in other.note
 
 
 async def test_logprobs_of_the_first_token_come_from_the_prefill_worker(

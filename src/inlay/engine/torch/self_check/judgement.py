@@ -213,25 +213,24 @@ def _layers(
     layers = reference.layers.moved(model.device)
     if not layers.inputs or len(layers.inputs) != len(model.decoder_layers):
         return (), {}
-    outputs, heads = _outputs(model, reference, layers.inputs)
     kinds: dict[str, list[list[float]]] = {"chunks": [], "decoding": []}
-    for own, given, wanted, noise in zip(
-        outputs, layers.inputs, layers.outputs, layers.noise, strict=True
-    ):
+    attending: list[float] = []
+    for at, (own, heads) in enumerate(_outputs(model, reference, layers.inputs)):
+        given, wanted, noise = layers.inputs[at], layers.outputs[at], layers.noise[at]
         error = relative(own, wanted, wanted.float() - given.float())
         prompts = list(zip(error.view(-1, COUNT), noise.view(-1, COUNT), strict=True))
         parts = (slice(COUNT - DECODED), slice(COUNT - DECODED, COUNT))
         for found, part in zip(kinds.values(), parts, strict=True):
             ratio = partial(mean_ratio, floor=floor, routed=reference.routed)
             found.append([ratio(error[part], noise[part]) for error, noise in prompts])
+        attending.append(0.0 if heads is None else _of_heads(heads, layers.heads[at], floor))
     together = {
         kind: math.exp(fmean(math.log(each) for layer in found for each in layer))
         for kind, found in kinds.items()
     }
-    attending = {at: _of_heads(own, layers.heads[at], floor) for at, own in heads.items()}
     return tuple(
-        _largest([*chunks, *decoding, attending.get(at, 0.0)])
-        for at, (chunks, decoding) in enumerate(zip(*kinds.values(), strict=True))
+        _largest([*chunks, *decoding, of_heads])
+        for chunks, decoding, of_heads in zip(*kinds.values(), attending, strict=True)
     ), together
 
 
@@ -247,10 +246,30 @@ def _of_heads(found: Tensor, kept: Heads, floor: float) -> float:
 
 def _outputs(
     model: "CausalModel", reference: Reference, inputs: Sequence[Tensor]
-) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """Compute outputs [P, C] of each layer: of all positions but the last, then these by steps.
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield outputs [P, C] of each layer, and [P, Q, E] of its attention if the reference has them.
 
-    Returns also the outputs [P, Q, E] of attention in the layers that the reference has them of.
+    The steps of one layer are dropped before those of the next are joined.
+    """
+    found, heads = _steps(model, reference, inputs)
+    for at, steps in enumerate(found):
+        attended = heads.get(at)
+        yield _joined(steps), _joined(attended) if attended else None
+
+
+def _joined(steps: list[Tensor]) -> Tensor:
+    """Join steps [K, T, ...] of all prompts to [P, ...], and drop them."""
+    whole = torch.cat(steps, dim=1).flatten(0, 1)
+    steps.clear()
+    return whole
+
+
+def _steps(
+    model: "CausalModel", reference: Reference, inputs: Sequence[Tensor]
+) -> tuple[list[list[Tensor]], dict[int, list[Tensor]]]:
+    """Compute what layers give: at all positions but the last at once, then at these by steps.
+
+    Returns steps [K, T, C] of each layer, and [K, T, Q, E] of attention where the reference has it.
     """
     pages, runs, size = _pages(model, len(reference.prompts))
     found: list[list[Tensor]] = [[] for _ in inputs]
@@ -276,13 +295,7 @@ def _outputs(
             if at in heads:
                 heads[at].append(output[:rows].view(-1, count, *output.shape[1:]))
         start = stop
-
-    def joined(steps: list[Tensor]) -> Tensor:
-        return torch.cat(steps, dim=1).flatten(0, 1)
-
-    return [joined(steps) for steps in found], {
-        at: joined(each) for at, each in heads.items() if each
-    }
+    return found, heads
 
 
 @contextmanager
