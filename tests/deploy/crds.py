@@ -67,6 +67,7 @@ _RULE: dict[str, Any] = {
 _TRIGGER = fields(
     "type metadata",
     type={"const": "prometheus"},
+    metricType={"enum": ["AverageValue", "Value"]},
     metadata=fields(
         "serverAddress query threshold",
         serverAddress={"type": "string", "pattern": "^https?://"},

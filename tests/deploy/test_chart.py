@@ -21,7 +21,17 @@ from inlay.http.callers.auth import is_admin
 from inlay.http.callers.keys import read_keys
 from inlay.http.settings import FrontendSettings
 from inlay.worker.lora_modules import read_modules
-from tests.deploy.chart import CHART, VALUES, Object, Pod, named, pods, render, without_made_secrets
+from tests.deploy.chart import (
+    CHART,
+    NAMESPACE,
+    VALUES,
+    Object,
+    Pod,
+    named,
+    pods,
+    render,
+    without_made_secrets,
+)
 from tests.deploy.network import leaves, passes
 from tests.deploy.tools import ROOT, TOOLS, helms, run, tool
 
@@ -476,7 +486,7 @@ def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
     run(tool("promtool"), "check", "rules", file)
-    # Two workers, first tokens all within 4 to 8 s where 2 are the target: some four workers each.
+    # Two workers, first tokens all within 4 to 8 s where 2 are the target: some four for each.
     series = 'namespace="models", model_name="chat"'
     case = {
         "interval": "30s",
@@ -496,7 +506,7 @@ def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None
                 "values": "0+10x20",
             },
             # 24 of 32 places are taken, and each of two frontends shows both workers: 24 of 24 with
-            # a quarter free; with 12 that wait it takes three.
+            # a quarter free; with 12 that wait half as many more are needed.
             *(
                 {"series": f'{name}{{{series}, engine="{engine}", pod="{pod}"}}', "values": values}
                 for engine in "ab"
@@ -520,9 +530,9 @@ def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None
                 {
                     "expr": triggers[3]["metadata"]["query"],
                     "eval_time": time,
-                    "exp_samples": [{"labels": "{}", "value": workers}],
+                    "exp_samples": [{"labels": "{}", "value": times}],
                 }
-                for time, workers in (("4m", 2), ("8m", 3))
+                for time, times in (("4m", 1), ("8m", 1.5))
             ),
             {
                 "expr": triggers[1]["metadata"]["query"],
@@ -532,7 +542,7 @@ def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None
             {
                 "expr": triggers[2]["metadata"]["query"],
                 "eval_time": "5m",
-                "exp_samples": [{"labels": "{}", "value": 2 * 7.8 / 2}],
+                "exp_samples": [{"labels": "{}", "value": 7.8 / 2}],
             },
         ],
     }
@@ -541,6 +551,68 @@ def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None
         yaml.safe_dump({"rule_files": [], "evaluation_interval": "30s", "tests": [case]})
     )
     run(tool("promtool"), "test", "rules", tests)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pods", "others"),
+    [({}, 2, 0), ({"ranks": 2}, 1, 0), ({"nodes": 2}, 1, 0), ({}, 2, 1), ({"ranks": 2}, 2, 3)],
+)
+def test_each_query_asks_for_pods_of_its_own_pool(
+    any_helm: str, tmp_path: Path, sizes: dict[str, int], pods: int, others: int
+) -> None:
+    """Pods are wanted as KEDA and Kubernetes reckon them, of a pool beside pods of another.
+
+    Every engine has 12 of 16 places taken, and first tokens take 3.9 s.
+    """
+    ranks = max(sizes.values(), default=1)
+    engines = range(ranks * (pods + others))
+    targets = {"waiting": 4, "running": 8 * ranks, "firstTokenSeconds": 3.9, "placesFree": 0.25}
+    scaled = {"enabled": True, "prometheus": "http://p", "modelName": "chat", **targets}
+    pool = {"name": "a", "model": {"path": "m", "volume": VOLUME}, "autoscaling": scaled, **sizes}
+    (found,) = named(rendered(any_helm, tmp_path, workers=[pool]), "ScaledObject").values()
+    waiting, *rest = found["spec"]["triggers"]
+    assert waiting.get("metricType", "AverageValue") == "AverageValue"
+
+    series = f'namespace="{NAMESPACE}", model_name="chat"'
+    buckets = f"vllm:time_to_first_token_seconds_bucket{{{series}"
+    case = {
+        "interval": "30s",
+        "input_series": [
+            {"series": f'{buckets}, le="2"}}', "values": "0x20"},
+            {"series": f'{buckets}, le="4"}}', "values": "0+10x20"},
+            {"series": f'{buckets}, le="+Inf"}}', "values": "0+10x20"},
+            {"series": f"inlay:router_requests_waiting{{{series}}}", "values": "0x20"},
+            *(
+                {"series": f'{name}{{{series}, engine="{engine}"}}', "values": f"{value}x20"}
+                for engine in engines
+                for name, value in (
+                    ("inlay:worker_well", 1),
+                    ("inlay:worker_places", 16),
+                    ("vllm:num_requests_running", 12),
+                    ("vllm:num_requests_waiting", 0),
+                )
+            ),
+        ],
+        "promql_expr_test": [
+            {
+                "expr": trigger["metadata"]["query"],
+                "eval_time": "5m",
+                "exp_samples": [{"labels": "{}", "value": _asked(trigger, pods, times)}],
+            }
+            for trigger, times in zip(rest, (1.5, 1, 1), strict=True)
+        ],
+    }
+    tests = tmp_path / "tests.yaml"
+    tests.write_text(
+        yaml.safe_dump({"rule_files": [], "evaluation_interval": "30s", "tests": [case]})
+    )
+    run(tool("promtool"), "test", "rules", tests)
+
+
+def _asked(trigger: Object, pods: int, times: float) -> float:
+    """The value of a query by which a pool of so many ready pods becomes so many times as large."""
+    average = trigger.get("metricType", "AverageValue") == "AverageValue"
+    return float(trigger["metadata"]["threshold"]) * times * (pods if average else 1)
 
 
 def test_an_hpa_asks_for_what_rules_record(any_helm: str, tmp_path: Path) -> None:
