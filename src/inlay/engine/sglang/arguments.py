@@ -31,6 +31,18 @@ _ON_A_CPU = {
 }
 """Without a GPU: its package has no kernels for a CPU, and an idle engine would take a core."""
 
+_BY_PRIORITY = {
+    "enable_priority_scheduling": True,
+    "schedule_low_priority_values_first": True,
+    "disable_priority_preemption": True,
+    "retraction_policy": "priority",
+}
+"""Batches come after clients' requests, for the next prompt and for what is retracted. A place is
+taken back by inlay itself."""
+
+_POLICIES = ("fcfs", "lof")
+"""Those of SGLang that know priorities."""
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -57,7 +69,11 @@ def server_args(settings: EngineSettings, directory: Path, *words: str) -> Any:
     parser = _Parser(prog="sglang", add_help=False, allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
     try:
-        return ServerArgs.from_cli_args(parser.parse_args([*own, *given]))
+        parsed = parser.parse_args([*own, *given])
+        chosen = any("--" + name.replace("_", "-") in flags for name in _BY_PRIORITY)
+        if parsed.schedule_policy in _POLICIES and not chosen:
+            vars(parsed).update(_BY_PRIORITY)
+        return ServerArgs.from_cli_args(parsed)
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"SGLang's arguments: {error}") from error
 
@@ -71,10 +87,6 @@ def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str
     for name, flag in _NAMES.items():
         if (value := said.get(name)) is not None:
             yield from (flag, str(value + PROBES if name == "max_num_seqs" else value))
-    # Batches come after clients' requests, for the next prompt and for what is retracted. A place
-    # is taken back by inlay itself.
-    yield from ("--enable-priority-scheduling", "--schedule-low-priority-values-first")
-    yield from ("--disable-priority-preemption", "--retraction-policy", "priority")
     if not settings.cache.enable_prefix_caching:
         yield "--disable-radix-cache"
     if settings.compute.enforce_eager and settings.model.device != "cpu":

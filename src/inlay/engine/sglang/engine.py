@@ -186,7 +186,7 @@ class SglangEngine:
             stream=True,
             return_logprob=True,
             top_logprobs_num=engine_request.sampling.logprobs or 0,
-            priority=engine_request.priority,
+            priority=engine_request.priority if loaded.by_priority else None,
             **given,
             **rooms.checked(engine_request, loaded.card),
         )

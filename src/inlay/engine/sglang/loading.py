@@ -40,12 +40,14 @@ class LoadedSglang(msgspec.Struct, frozen=True, kw_only=True):
         card: what is announced.
         admission: what requests are held against.
         seeded: it draws from seeds.
+        by_priority: it schedules by priority, the lowest value first.
         media: inputs of a model that takes images, or None.
     """
 
     card: ModelCard
     admission: Admission
     seeded: bool
+    by_priority: bool
     media: SglangInputs | None = None
 
 
@@ -70,6 +72,8 @@ async def load(process: Process, settings: EngineSettings, secret: Secret) -> Lo
         card=card,
         admission=Admission.of(card, MaxModelLen(card.limits.max_model_len, "SGLang")),
         seeded=seeded,
+        by_priority=arguments.enable_priority_scheduling
+        and arguments.schedule_low_priority_values_first,
         media=media,
     )
 
