@@ -71,7 +71,23 @@ def test_words_after_the_dashes_reach_vllm_untouched(directory: Path) -> None:
 
 def test_batches_come_after_all_others_unless_another_policy_is_chosen(directory: Path) -> None:
     assert arguments(directory).scheduling_policy == "priority"
-    assert arguments(directory, "--scheduling-policy", "fcfs").scheduling_policy == "fcfs"
+    for words in (("--scheduling-policy", "fcfs"), ("--scheduling_policy=fcfs",)):
+        assert arguments(directory, *words).scheduling_policy == "fcfs"
+
+
+def test_settings_in_vllms_own_file_are_not_overridden_by_defaults(
+    directory: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text("scheduling-policy: fcfs\ndtype: bfloat16\n")
+    found = arguments(directory, "--config", str(file))
+    assert (found.scheduling_policy, found.dtype) == ("fcfs", "bfloat16")
+    assert arguments(directory, "--config", str(file), dtype="float32").dtype == "float32"
+
+
+def test_a_dtype_after_the_dashes_is_taken_in_each_spelling(directory: Path) -> None:
+    for words in (("--dtype", "bfloat16"), ("--dtype=bfloat16",)):
+        assert arguments(directory, *words).dtype == "bfloat16"
 
 
 def test_only_ranks_of_experts_know_of_one_another(directory: Path, tmp_path: Path) -> None:
@@ -148,6 +164,7 @@ async def test_sleep_is_refused_at_the_start_where_the_platform_has_none(directo
             {"max_num_seqs": 6},
             "--max-num-seqs is given to inlay and, after --, to vLLM",
         ),
+        (("--max_num_seqs=5",), {"max_num_seqs": 6}, "--max-num-seqs is given to inlay and"),
         (("--no-enforce-eager",), {"enforce_eager": True}, "--enforce-eager is given to inlay and"),
         (("--model", "other"), {}, "--model is given to inlay and"),
         ((), {"device": "cuda"}, "--device cuda: this vLLM is built for cpu"),

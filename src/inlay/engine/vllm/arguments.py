@@ -72,12 +72,15 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
         )
     own = list(_with_inlay_names(settings, directory))
     given = settings.library.engine_arguments
-    flags = {word.partition("=")[0] for word in given if word.startswith("--")}
+    flags = {_flag(word.partition("=")[0][2:]) for word in given if word.startswith("--")}
     for name in _named_twice(own, flags):
         raise InvalidRequestError(
             f"{name} is given to inlay and, after --, to vLLM; give it to one of them"
         )
     parser = AsyncEngineArgs.add_cli_args(_Parser(prog="vllm", add_help=False, exit_on_error=False))
+    # Clients' requests have one priority unless the frontend lets them choose; batches come after
+    # them, for places of the step and for blocks.
+    parser.set_defaults(scheduling_policy="priority", dtype=dtype_name(settings.model, directory))
     try:
         parsed = parser.parse_args([*own, *given])
         args = AsyncEngineArgs.from_cli_args(parsed)
@@ -101,10 +104,6 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
     if gives_tickets(transfer_config(settings)) and args.disable_hybrid_kv_cache_manager is None:
         # One list of blocks a prompt: a ticket names no more.
         args.disable_hybrid_kv_cache_manager = True
-    if "--scheduling-policy" not in flags:
-        # Clients' requests have one priority unless the frontend lets them choose; batches come
-        # after them, for places of the step and for blocks.
-        args.scheduling_policy = "priority"
     args.enable_log_requests = False
     args.disable_log_stats = True
     args.worker_extension_cls = "inlay.engine.vllm.extension.WorkerExtension"
@@ -147,7 +146,7 @@ def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str
         yield from ("--generation-config", "vllm" if none else settings.model.generation_config)
     if "served_model_name" in said:
         yield from ("--served-model-name", *settings.model.served_model_name)
-    if "dtype" in said or "--dtype" not in settings.library.engine_arguments:
+    if "dtype" in said:
         yield from ("--dtype", dtype_name(settings.model, directory))
     processor = processor_settings(settings.media, directory)
     if processor is not None:
