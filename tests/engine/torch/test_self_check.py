@@ -25,7 +25,7 @@ from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Projection
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
-from inlay.engine.torch.self_check import judgement, start
+from inlay.engine.torch.self_check import judgement, reference, start
 from inlay.engine.torch.self_check.fingerprint import Fingerprint
 from inlay.engine.torch.self_check.judgement import BOUND, Judgement, judge, mean_ratio
 from inlay.engine.torch.self_check.prompts import (
@@ -406,12 +406,12 @@ def test_experts_of_a_size_that_grouped_products_refuse_pass_too(
 def test_layers_are_compared_one_after_another_and_none_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual, seen = judgement.relative, list[weakref.ref[Tensor]]()
+    usual, seen = reference.relative, list[weakref.ref[Tensor]]()
 
     def relative(found: Tensor, expected: Tensor, size: Tensor) -> Tensor:
         # Of a layer its output comes first, then its heads.
         seen.append(weakref.ref(found))
-        alive = [each().shape[1:] for each in seen if each() is not None]
+        alive = [kept.shape[1:] for each in seen if (kept := each()) is not None]
         assert len(alive) <= 1 + (found.dim() == 3), alive
         return usual(found, expected, size)
 
