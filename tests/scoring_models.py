@@ -1,6 +1,7 @@
 """Tiny decoders that score: by the logits of words, or by a head on the last state."""
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,35 @@ def words(name: str, *, said: bool = False) -> Path:
             directory / "1_LogitScore" / "config.json",
             {"true_token_id": ids[YES], "false_token_id": ids[NO]},
         )
+    return directory
+
+
+def saved_words(
+    directory: Path,
+    *,
+    one: bool = False,
+    activation: str | None = None,
+    instruction: str | None = None,
+    **ids: int,
+) -> Path:
+    """Copy `words` with its files to `directory`.
+
+    Args:
+        directory: to be made.
+        one: score the logit of YES alone.
+        activation: name of a torch class, as CrossEncoder saves it.
+        instruction: the default prompt that it saves.
+        ids: of the config.json of LogitScore.
+    """
+    shutil.copytree(words("qwen3", said=True), directory)
+    said: dict[str, Any] = {"model_type": "CrossEncoder"}
+    if activation is not None:
+        said["activation_fn"] = activation
+    if instruction is not None:
+        said |= {"prompts": {"task": instruction}, "default_prompt_name": "task"}
+    _json(directory / "config_sentence_transformers.json", said)
+    score = directory / "1_LogitScore" / "config.json"
+    _json(score, json.loads(score.read_text("utf-8")) | ({"false_token_id": None} if one else ids))
     return directory
 
 

@@ -12,6 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from inlay.base.errors import InvalidRequestError
+from inlay.embedding.config import EmbeddingConfig
+from inlay.engine.embed.facts import check_task
+from inlay.engine.embed.families import FAMILIES
+from inlay.tensors.checkpoint import config_of
 from tests import scoring_models as models
 from tests.embedding_models import MAX_LENGTH
 from tests.embedding_reference import embedded
@@ -142,16 +146,40 @@ def test_the_files_of_sentence_transformers_say_words_and_template() -> None:
             told = {"instruction": "z x"}
 
 
-def test_a_logit_of_one_word_stays_one() -> None:
+@torch.no_grad()
+def logit_of_yes(path: Path, text: str) -> float:
+    tokenizer = _tokenizer(path)
+    inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+    logits = _model(path, AutoModelForCausalLM)(inputs.input_ids).logits[0, -1]
+    return float(logits[tokenizer.convert_tokens_to_ids(models.YES)])
+
+
+def test_the_files_say_activation_and_instruction_of_a_score(tmp_path: Path) -> None:
+    one = models.saved_words(tmp_path / "one", one=True, instruction="z x")
+    with fleet(one, task="auto") as running:
+        url = running.serve()
+        logits = [logit_of_yes(one, written(each, "z x")) for each in DOCUMENTS]
+        assert scored(url) == pytest.approx([sigmoid(each) for each in logits], abs=1e-5)
+        # An empty one is none, a given one is in place of that of the files.
+        for told, said in (("", "retrieve documents"), ("wind", "wind")):
+            logits = [logit_of_yes(one, written(each, said)) for each in DOCUMENTS]
+            found = scored(url, instruction=told, use_activation=False)
+            assert found == pytest.approx(logits, abs=1e-4)
+        # A template without a place for one is served without.
+        bare = running.serve(chat_template="{{ query }} {{ document }}")
+        logits = [logit_of_yes(one, f"{QUERY} {each}") for each in DOCUMENTS]
+        assert scored(bare, use_activation=False) == pytest.approx(logits, abs=1e-4)
+    two = models.saved_words(tmp_path / "two", activation="torch.nn.modules.linear.Identity")
+    with fleet(two, task="auto") as running:
+        wanted = [log_odds(two, written(each)) for each in DOCUMENTS]
+        assert scored(running.serve()) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_a_logit_of_one_word_given_by_hand_stays_one() -> None:
     path = models.words("qwen3")
     with fleet(path, task="score", score_tokens=[models.YES]) as running:
         found = scored(running.serve(chat_template=models.TEMPLATE))
-    tokenizer, wanted = _tokenizer(path), []
-    for each in DOCUMENTS:
-        inputs = tokenizer(written(each), return_tensors="pt", add_special_tokens=False)
-        with torch.no_grad():
-            logits = _model(path, AutoModelForCausalLM)(inputs.input_ids).logits[0, -1]
-        wanted.append(float(logits[tokenizer.convert_tokens_to_ids(models.YES)]))
+    wanted = [logit_of_yes(path, written(each)) for each in DOCUMENTS]
     assert found == pytest.approx(wanted, abs=1e-4)
 
 
@@ -196,6 +224,8 @@ def test_without_a_template_nothing_is_scored() -> None:
         ({"task": "score", "score_tokens": ["north wind"]}, "is 2 tokens"),
         ({"task": "score", "score_tokens": ["x", "y", "z"]}, "one token or two"),
         ({"task": "embed", "score_tokens": ["x"]}, "allowed with --task score"),
+        ({"task": "generate", "score_tokens": ["x"]}, "allowed with --task score"),
+        ({"task": "score", "score_tokens": ["x", "x"]}, "two that differ, from 0 to 48"),
         ({"task": "score"}, "--score-tokens no,yes"),
     ],
 )
@@ -204,3 +234,37 @@ def test_words_that_no_model_scores_by_are_refused_at_the_start(
 ) -> None:
     with pytest.raises(InvalidRequestError, match=words), fleet(models.words("qwen3"), **options):
         pass
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [{"true_token_id": 10**9}, {"false_token_id": -5}, {"true_token_id": 7, "false_token_id": 7}],
+)
+def test_ids_that_are_no_two_words_are_refused_at_the_start(
+    tmp_path: Path, ids: dict[str, int]
+) -> None:
+    path = models.saved_words(tmp_path / "model", **ids)
+    with pytest.raises(InvalidRequestError) as refused, fleet(path, task="score"):
+        pass
+    assert "two that differ, from 0 to 48" in str(refused.value)
+    assert all(str(id_) in str(refused.value) for id_ in ids.values())
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_the_task_or_engine_that_scores_is_named(engine: str) -> None:
+    said = models.words("qwen3", said=True)
+    stored, config = config_of(said), EmbeddingConfig.read(said)
+    family, decoders = FAMILIES["qwen3"], engine == "torch"
+    with pytest.raises(InvalidRequestError, match="start it with --task score"):
+        check_task(stored, family, "embed", config.outputs, decoders=decoders)
+    head = {"architectures": ["Qwen3ForSequenceClassification"]}
+    if decoders:
+        check_task(stored, family, "score", config.outputs, decoders=True)
+        check_task(head, family, "score", (), decoders=True)
+        return
+    with pytest.raises(InvalidRequestError, match="by the torch engine"):
+        check_task(stored, family, "score", config.outputs)
+    with pytest.raises(
+        InvalidRequestError, match="head of a decoder is served by the torch engine"
+    ):
+        check_task(head, family, "score", ())

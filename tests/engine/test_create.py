@@ -45,6 +45,13 @@ def test_an_engine_that_fetches_no_pages_says_so() -> None:
         create(settings, Secret(bytes(32)))
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "echo"])
+def test_words_to_score_by_are_for_the_torch_engine(engine: str) -> None:
+    settings = EngineSettings.of(model="m", engine=engine, task="score", score_tokens=["no", "yes"])
+    with pytest.raises(InvalidRequestError, match="--score-tokens is for the torch engine"):
+        check_options(settings)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

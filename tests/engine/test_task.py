@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from inlay.base.errors import InvalidRequestError
+from inlay.embedding.config import EmbeddingConfig
 from inlay.embedding.plan import OutputPlan
 from inlay.engine import EngineSettings
 from inlay.engine.embed.facts import card_of
 from inlay.engine.task import task_of, with_task
 from inlay.engine.torch.weights.families import family_of
 
-CLASSES = OutputPlan("labels", source="classes", select=("cls",))
+HEAD = OutputPlan("labels", source="classes", select=("cls",))
 
 
 def directory(root: Path, *architectures: str, modules: bool = False) -> Path:
@@ -51,6 +52,8 @@ def test_the_architecture_says_what_a_model_does(
 
 def test_files_of_sentence_transformers_make_a_decoder_embed(tmp_path: Path) -> None:
     assert task_of(directory(tmp_path, "Qwen3ForCausalLM", modules=True))[0] == "embed"
+    cross = directory(tmp_path / "cross", "BertForSequenceClassification", modules=True)
+    assert task_of(cross)[0] == "score"
     assert task_of(directory(tmp_path / "bare")) == ("generate", "its architecture is not named")
 
 
@@ -99,20 +102,24 @@ def test_a_model_that_cannot_generate_is_refused_with_the_task_it_can_do() -> No
     ],
 )
 def test_logits_become_what_vllm_makes_of_them(
-    fields: dict[str, Any], labels: int, activation: str
+    tmp_path: Path, fields: dict[str, Any], labels: int, activation: str
 ) -> None:
+    directory(tmp_path, "BertForSequenceClassification")
     names = {index: f"class {index}" for index in range(labels)}
     model = SimpleNamespace(num_labels=labels, id2label=names, name_or_path="m", **fields)
     settings = EngineSettings.of(model="m", task="score")
-    card = card_of(settings, None, model, (CLASSES,))  # type: ignore[arg-type]
+    card = card_of(settings, EmbeddingConfig.read(tmp_path), model, [HEAD])
     assert (card.activation, card.labels) == (activation, tuple(names.values()))
 
 
-def test_an_activation_that_no_score_can_have_is_refused_when_it_is_loaded() -> None:
+def test_an_activation_that_no_score_can_have_is_refused_when_it_is_loaded(
+    tmp_path: Path,
+) -> None:
+    directory(tmp_path, "BertForSequenceClassification")
     named = {"activation_fn": "torch.nn.modules.activation.ReLU"}
     model = SimpleNamespace(
         num_labels=1, id2label={}, name_or_path="m", sentence_transformers=named
     )
     settings = EngineSettings.of(model="m", task="score")
     with pytest.raises(InvalidRequestError, match="ReLU, which is not served"):
-        card_of(settings, None, model, (CLASSES,))  # type: ignore[arg-type]
+        card_of(settings, EmbeddingConfig.read(tmp_path), model, [HEAD])

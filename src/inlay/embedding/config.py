@@ -30,6 +30,7 @@ class EmbeddingConfig:
         lower_case: lower-case texts before tokenizing.
         prompts: prefixes of texts, by name; an empty one is a prompt too.
         default_prompt: name of the prefix for requests that name none.
+        activation: torch class of what follows a `CrossEncoder`'s scores, or None.
         roles: what a multi-vector model does to texts, by "query" and "document".
         guess: a warning of what the files leave open, or None.
     """
@@ -40,6 +41,7 @@ class EmbeddingConfig:
     lower_case: bool
     prompts: dict[str, str]
     default_prompt: str | None
+    activation: str | None = None
     roles: Mapping[str, RolePlan] = field(default_factory=dict)
     guess: str | None = None
 
@@ -72,6 +74,7 @@ class EmbeddingConfig:
             lower_case=bool(settings.get("do_lower_case", False)),
             prompts=prompts,
             default_prompt=said.get("default_prompt_name"),
+            activation=said.get("activation_fn"),
             roles=found.roles,
             guess=found.guess,
         )

@@ -122,6 +122,8 @@ def _of_modules(
     transformer, *rest = named
     if kinds == ["Transformer", "LogitScore"]:
         return EmbeddingLayout(transformer.path, (_words(rest[0].config),))
+    if kinds == ["Transformer"] and said.get("model_type") == "CrossEncoder":
+        return _bare(transformer.path)
     pylate = said.get("model_type") == "ColBERT"
     multi = pylate or said.get("model_type") == "MultiVectorEncoder" or "MultiVectorMask" in kinds
     on_tokens = "token_embeddings" if multi else "sentence_embedding"

@@ -50,6 +50,14 @@ def check_options(settings: EngineSettings) -> None:
             "has cached",
             param="role",
         )
+    words = settings.pooling.score_tokens
+    # What auto stands for is not known before the files are read.
+    if words and settings.model.task not in ("score", "auto") and "score_tokens" in spec.options:
+        raise InvalidRequestError(
+            f"--score-tokens {','.join(words)} with --task {settings.model.task}: allowed with "
+            "--task score",
+            param="score_tokens",
+        )
     if spec.check:
         imported(spec.check)(settings)
     for option in sorted(OPTIONS - spec.options):

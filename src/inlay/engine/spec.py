@@ -82,8 +82,11 @@ _LIBRARY = frozenset({"engine_arguments", "kv_transfer_config", "connector"})
 _BLOCKS = frozenset({"activations", "quantization"})
 """Options of weights in the blocks of GGUF."""
 
+_WORDS = frozenset({"score_tokens"})
+"""Options of decoders that score."""
+
 OPTIONS = (
-    IMAGES | _BLOCKS | _PAGES | _MEDIA | _LIBRARY
+    IMAGES | _BLOCKS | _PAGES | _MEDIA | _LIBRARY | _WORDS
     | {
         "enable_lora", "task score", "gpu_memory_utilization", "mm_processor_kwargs", "role",
         "speculative_config", "batch_invariant", "tensor_parallel_size",
@@ -116,7 +119,7 @@ _CORE: Mapping[str, EngineSpec] = {
         library="vllm",
         title="vLLM",
         missing=f"vLLM {ELSEWHERE}",
-        options=OPTIONS - IMAGES - _BLOCKS - _MEDIA - _PAGES,
+        options=OPTIONS - IMAGES - _BLOCKS - _MEDIA - _PAGES - _WORDS,
         hints={
             "enable_kv_fetch": "; it has --connector",
             "kv_offloading_size": "; after -- it is vLLM's own",

@@ -77,6 +77,9 @@ def task_of(directory: Path) -> tuple[ChosenTask, str]:
     if modules is not None:
         if b"LogitScore" in modules:
             return "score", "the model has a LogitScore of sentence-transformers"
+        found = _of_architecture(config_of(directory))
+        if found[0] == "score":
+            return found
         return "embed", "the model has modules.json of sentence-transformers"
     return _of_architecture(config_of(directory))
 

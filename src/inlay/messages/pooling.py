@@ -85,6 +85,7 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             vectors, or scores, alone.
         roles: of "query" and "document", where the model treats their texts differently.
         templated: it scores prompts that a template makes of a pair, not pairs of texts.
+        instruction: what that template is told where a request tells nothing, or None.
     """
 
     size: int
@@ -100,6 +101,7 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     outputs: tuple[OutputCard, ...] = ()
     roles: dict[str, RoleCard] = {}
     templated: bool = False
+    instruction: str | None = None
 
     def output(self, name: str, model: str, param: str = "outputs") -> OutputCard:
         """Return the output called `name`.

@@ -49,14 +49,21 @@ class ScoreTemplate:
                 param="model",
             )
 
-    def written(self, query: str, document: str, instruction: str | None) -> ScoredText:
+    def written(
+        self, query: str, document: str, instruction: str | None, default: str | None = None
+    ) -> ScoredText:
         """Return the prompt of a pair.
+
+        An empty instruction is none; `default` stands for one that is not given, where the template
+        has a place for it.
 
         Raises:
             InvalidRequestError: the template fails, has no place for an instruction, or does not
                 write the document exactly once.
         """
-        if instruction is not None and not self._instructs:
+        if instruction is None and self._instructs:
+            instruction = default
+        if instruction and not self._instructs:
             raise InvalidRequestError(
                 "the model's score template reads no instruction", param="instruction"
             )
@@ -78,7 +85,7 @@ class ScoreTemplate:
 
     def _render(self, query: str, document: str, instruction: str | None) -> str:
         said = {"query": query, "document": document}
-        told = {} if instruction is None else {"instruction": instruction}
+        told = {"instruction": instruction} if instruction else {}
         return self._template.render(
             [
                 *({"role": "system", "content": text} for text in told.values()),

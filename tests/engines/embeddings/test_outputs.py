@@ -11,6 +11,7 @@ import pytest
 
 from tests import output_models as models
 from tests import scoring_models as decoders
+from tests.embedding_models import tiny_scoring
 from tests.live import fleet
 
 pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("default")]
@@ -120,13 +121,35 @@ def test_vectors_of_tokens_and_max_sim_are_those_of_multi_vector_encoder(path: A
         assert scores(url, TEXTS[0], TEXTS) == pytest.approx(wanted, abs=1e-4)
 
 
-def test_scores_by_words_are_those_of_cross_encoder() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"one": True},
+        {"activation": "torch.nn.modules.linear.Identity"},
+        {"one": True, "activation": "torch.nn.modules.activation.Tanh", "instruction": "z x"},
+    ],
+)
+def test_scores_by_words_are_those_of_cross_encoder(tmp_path: Path, options: Any) -> None:
     from sentence_transformers import CrossEncoder
 
-    path = decoders.words("qwen3", said=True)
+    path = decoders.saved_words(tmp_path / "model", **options)
     model = CrossEncoder(str(path), device="cpu")
     query, texts = "how many ships", TEXTS[:3]
     with fleet(path, task="auto", dtype="float32") as running:
         found = scores(running.serve(), query, texts)
     expected = model.predict([(query, text) for text in texts])
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_an_encoder_is_served_as_cross_encoder_saves_it(tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder
+    from torch import nn
+
+    model = CrossEncoder(str(tiny_scoring("bert")), device="cpu", activation_fn=nn.Identity())
+    model.save_pretrained(str(tmp_path))
+    with fleet(tmp_path, task="auto", dtype="float32") as running:
+        found = scores(running.serve(), TEXTS[0], TEXTS[:3])
+    np.testing.assert_allclose(
+        found, model.predict([(TEXTS[0], text) for text in TEXTS[:3]]), atol=1e-4
+    )

@@ -21,7 +21,7 @@ from inlay.engine.embed.heads import PairHead, class_of, head_of, last_head
 from inlay.engine.embed.outputs import Head, One, all_outputs
 from inlay.engine.embed.relative_bias import bias_scores
 from inlay.engine.embed.roles import with_roles
-from inlay.engine.embed.score_tokens import with_score_tokens
+from inlay.engine.embed.score_tokens import check_words, with_score_tokens
 from inlay.engine.embed.self_check import (
     CheckBatch,
     judge_vectors,
@@ -177,8 +177,8 @@ class Encoder:
         stored = config_of(config.directory)
         family = family_of(stored)
         scores = settings.model.task == "score"
-        words = any(each.words for each in config.outputs)
-        facts.check_task(stored, family, settings.model.task, decoders=True, words=words)
+        facts.check_task(stored, family, settings.model.task, config.outputs, decoders=True)
+        check_words(config)
         sources = {each.source for each in facts.chosen_outputs(settings.pooling, config)}
         device = device_of(settings.model.device)
         if device.type == "cpu":

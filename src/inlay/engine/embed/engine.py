@@ -207,9 +207,18 @@ class EmbedEngine:
                 "partly visible",
                 param="input",
             )
-        if pooling.outputs and self.card.embedding is not None:
+        embedding = self.card.embedding
+        if pooling.outputs and embedding is not None:
             for name in pooling.outputs:
-                self.card.embedding.output(name, self.card.name)
+                embedding.output(name, self.card.name)
+        if embedding is not None and embedding.templated:
+            pairs = zip(request.prompts, pooling.second_from, strict=False)
+            if any(second < len(prompt) for prompt, second in pairs):
+                raise InvalidRequestError(
+                    "the model scores prompts that its score template makes of a pair, and got a "
+                    "pair of texts: the frontend is older than this worker",
+                    param="input",
+                )
         limit = self.card.limits.max_model_len
         for prompt in request.prompts:
             if not len(prompt):

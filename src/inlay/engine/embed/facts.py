@@ -33,9 +33,9 @@ def check_task(
     stored: Mapping[str, Any],
     family: PoolingFamily | None,
     task: str,
+    outputs: Sequence[OutputPlan],
     *,
     decoders: bool = False,
-    words: bool = False,
 ) -> None:
     """Check a checkpoint's `config.json` against the requested task.
 
@@ -43,14 +43,15 @@ def check_task(
         stored: the file.
         family: of the model; None where it is unknown.
         task: "embed" or "score".
+        outputs: that the files, or settings, name.
         decoders: the engine scores with decoders.
-        words: and by the logits of words.
 
     Raises:
         InvalidRequestError: embeddings of a cross-encoder, or scores of anything else.
     """
     names = [str(name) for name in stored.get("architectures") or ()]
     classifies = any(name.endswith(_SCORES) for name in names)
+    words = any(each.words for each in outputs)
     if task == "score" and words:
         if family is None or not family.causal or not family.scores or not decoders:
             raise InvalidRequestError(
@@ -65,12 +66,24 @@ def check_task(
                 param="score_tokens",
             )
         return
-    serves = family is None or (family.scores and (decoders or not family.causal))
+    if words:
+        raise InvalidRequestError(
+            "the checkpoint scores by the logits of words (LogitScore) and makes no embeddings: "
+            "start it with --task score",
+            param="task",
+        )
+    serves = family is None or family.scores
+    if task == "score" and classifies and serves and not decoders and family and family.causal:
+        raise InvalidRequestError(
+            f"the checkpoint holds {', '.join(names)}; the head of a decoder is served by the "
+            "torch engine (--engine torch)",
+            param="engine",
+        )
     if task == "score" and not (classifies and serves):
         raise InvalidRequestError(
             f"the checkpoint holds {', '.join(names) or 'no known head'}; --task score serves "
-            f"classification heads, whose architecture ends with {_SCORES}, and decoders that say "
-            "yes or no (--score-tokens no,yes)"
+            f"classification heads, whose architecture ends with {_SCORES}, and with the torch "
+            "engine decoders that say yes or no (--score-tokens no,yes)"
         )
     if task != "score" and classifies:
         raise InvalidRequestError(
@@ -202,7 +215,7 @@ def card_of(
         InvalidRequestError: dimensions larger than the vectors.
     """
     if settings.model.task == "score":
-        return _scoring_card(model, outputs[0])
+        return _scoring_card(config, model, outputs[0])
     cards = tuple(_output_card(output, model) for output in outputs)
     size = next((each.size for each in cards if each.name == "dense"), cards[0].size)
     allowed = (
@@ -253,40 +266,39 @@ def _labels(config: Any) -> tuple[str, ...]:
     return tuple(names[index] for index in numbers) if {*numbers} <= {*names} else ()
 
 
-def _scoring_card(config: Any, output: OutputPlan) -> EmbeddingCard:
-    """Describe a scoring model: its labels, and the activation after its logits.
-
-    The difference of two words' logits is that of a softmax of both; one logit stays as it is.
-    """
-    if output.words:
-        activation = "sigmoid" if len(output.words) == 2 else "identity"
-        return EmbeddingCard(size=1, normalize=False, activation=activation, templated=True)
-    size = int(config.num_labels)
+def _scoring_card(config: EmbeddingConfig, model: Any, output: OutputPlan) -> EmbeddingCard:
+    """Describe a scoring model: its labels, and the activation after its logits."""
+    size = 1 if output.words else int(model.num_labels)
+    templated = output.select == ("lasttoken",)
+    prompt = config.prompts.get(config.default_prompt or "")
     return EmbeddingCard(
         size=size,
         normalize=False,
-        activation=_activation(config, size),
-        labels=_labels(config),
-        templated=output.select == ("lasttoken",),
+        activation=_activation(model, size, config.activation),
+        labels=() if output.words else _labels(model),
+        templated=templated,
+        instruction=prompt or None if templated else None,
     )
 
 
 _BY_PROBLEM = {"regression": "identity", "multi_label_classification": "sigmoid"}
 
 
-def _activation(config: Any, labels: int) -> str:
+def _activation(config: Any, labels: int, saved: str | None) -> str:
     """Choose the activation after the logits, as vLLM's `get_act_fn` does.
 
-    By the kind of problem, else the activation that sentence-transformers' `CrossEncoder` reads,
-    else probabilities.
+    By the torch class that is `saved` beside the model, else the kind of problem, else the one of
+    its configuration that sentence-transformers' `CrossEncoder` reads, else probabilities.
 
     Raises:
         InvalidRequestError: the model names an unsupported one.
     """
     probabilities = "sigmoid" if labels == 1 else "softmax"
-    problem = getattr(config, "problem_type", None)
-    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn") or getattr(
-        config, "sbert_ce_default_activation_function", None
+    problem = None if saved else getattr(config, "problem_type", None)
+    named = (
+        saved
+        or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+        or getattr(config, "sbert_ce_default_activation_function", None)
     )
     if problem in _BY_PROBLEM:
         return _BY_PROBLEM[problem]

@@ -69,7 +69,7 @@ class SglangEmbedding:
         stored = config_of(config.directory)
         model_type = str(stored.get("model_type"))
         family = FAMILIES.get(model_type)
-        facts.check_task(stored, family, settings.model.task)
+        facts.check_task(stored, family, settings.model.task, config.outputs)
         output = facts.dense_of(settings, config, family)
         _check(output, model_type)
         tidy = for_other_engines(config.directory)

@@ -101,7 +101,7 @@ class VllmPooling:
         config = EmbeddingConfig.read(directory)
         stored = config_of(config.directory)
         family = FAMILIES.get(str(stored.get("model_type")))
-        facts.check_task(stored, family, settings.model.task)
+        facts.check_task(stored, family, settings.model.task, config.outputs)
         output = facts.dense_of(settings, config, family)
         self._dense, modes = len(output.head), output.select or ()
         tidy = for_other_engines(directory)

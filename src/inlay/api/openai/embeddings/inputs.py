@@ -253,7 +253,7 @@ class PairInputs:
 class TemplatedPairs:
     """Pairs of texts, as a score template writes them; arguments as of `PairInputs`.
 
-    Of what is too long, the document is cut, and nothing of the template.
+    `default` is the instruction where none is given. Of what is too long, the document is cut, and nothing of the template.
     """
 
     pairs: Sequence[tuple[str, str]]
@@ -262,6 +262,7 @@ class TemplatedPairs:
     param: str
     clips: tuple[int, int] = (0, 0)
     instruction: str | None = None
+    default: str | None = None
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -277,7 +278,7 @@ class TemplatedPairs:
                 self.renderer.clipped([text], [clip])[0]
                 for text, clip in zip(self.pairs[index], self.clips, strict=True)
             )
-            written = template.written(query, document, self.instruction)
+            written = template.written(query, document, self.instruction, self.default)
             try:
                 ids, truncated = self._ids(written)
             except InvalidRequestError as error:

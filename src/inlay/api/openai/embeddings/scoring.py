@@ -179,7 +179,9 @@ async def _scores(
     _check_pairs(request, model, card.templated)
     queries, documents = first.texts(model.name), second.texts(model.name)
     kind = (
-        partial(TemplatedPairs, instruction=request.instruction) if card.templated else PairInputs
+        partial(TemplatedPairs, instruction=request.instruction, default=card.instruction)
+        if card.templated
+        else PairInputs
     )
     pairs = kind(
         list(
