@@ -241,7 +241,7 @@ def test_words_that_no_model_scores_by_are_refused_at_the_start(
     [{"true_token_id": 10**9}, {"false_token_id": -5}, {"true_token_id": 7, "false_token_id": 7}],
 )
 def test_ids_that_are_no_two_words_are_refused_at_the_start(
-    tmp_path: Path, ids: dict[str, int]
+    tmp_path: Path, ids: dict[str, Any]
 ) -> None:
     path = models.saved_words(tmp_path / "model", **ids)
     with pytest.raises(InvalidRequestError) as refused, fleet(path, task="score"):
