@@ -400,7 +400,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "any"}, "tool_choice", "'required'"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "allowed_tools"),
     ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}},
-     "tool_choice.tools", "none of the tools"),
+     "tool_choice.tools", "not one of the tools"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema', got 'xml'"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "got null"),
     ({"text": {"verbosity": "loud"}}, "text.verbosity", "allowed: low, medium, high"),

@@ -278,7 +278,7 @@ def test_rows_that_were_made_already_are_audited(
     assert audit(texts, "--rows", str(tmp_path / "other"), "--attackers", "nearest") == 0
     assert "rows of other texts, in another order or of another" in capsys.readouterr().out
     assert audit(texts, *given, "--public", str(texts)) == 2
-    assert "--rows are those of --texts" in capsys.readouterr().err
+    assert "--rows are of the texts of --texts" in capsys.readouterr().err
 
 
 ROWS = np.ones((240, 192), np.float32)
