@@ -159,7 +159,8 @@ def test_reading_a_conversation_takes_memory_of_its_client(llama: Fleet) -> None
             assert "--max-client-bytes" in error(refused)["message"]
         less = client.conversations.create(items=[USER | {"content": "x" * 100_000}])
         assert client.conversations.items.list(less.id).data
-        assert llama.apps[url].server.budget.used == 0
+        while llama.apps[url].server.budget.used:
+            time.sleep(0.01)
 
 
 def test_what_a_request_holds_stays_until_its_end() -> None:
