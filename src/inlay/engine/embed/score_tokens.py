@@ -38,10 +38,11 @@ def with_score_tokens(config: EmbeddingConfig, settings: EngineSettings) -> Embe
                 param="score_tokens",
             )
         ids += found
+    activation = "activation.Sigmoid" if len(ids) == 2 else "linear.Identity"
     return replace(
         config,
         outputs=(word_score(tuple(reversed(ids))),),
-        activation=f"torch.nn.modules.{'activation.Sigmoid' if len(ids) == 2 else 'linear.Identity'}",
+        activation=f"torch.nn.modules.{activation}",
     )
 
 

@@ -253,7 +253,8 @@ class PairInputs:
 class TemplatedPairs:
     """Pairs of texts, as a score template writes them; arguments as of `PairInputs`.
 
-    `default` is the instruction where none is given. Of what is too long, the document is cut, and nothing of the template.
+    `default` is the instruction where none is given. Of what is too long, the document is cut, and
+    nothing of the template.
     """
 
     pairs: Sequence[tuple[str, str]]
