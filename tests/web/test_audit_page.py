@@ -66,7 +66,8 @@ def test_a_report_is_drawn_as_bars_and_two_stand_side_by_side(
             if each["attacker"] == "nearest"
         )
         first = opened.page.locator(".side").first
-        assert f"{100 * share:.0f} %" in first.locator("li", has_text="nearest").inner_text()
+        nearest = first.locator("li", has_text="nearest")
+        nearest.filter(has_text=f"{100 * share:.0f} %").wait_for()  # it is drawn anew
         opened.page.set_input_files("input[type=file]", str(other))
         opened.page.locator(".side").nth(3).wait_for()
         opened.shot(f"audit-two-{scheme}")
