@@ -80,6 +80,22 @@ async def test_a_receiver_that_raises_harms_no_other(
     assert "the receiver of request broken failed" in caplog.text
 
 
+async def test_a_receiver_that_cannot_take_the_end_gets_an_error(engine: TorchEngine) -> None:
+    last = asyncio.get_running_loop().create_future()
+
+    def emit(output: Output) -> None:
+        if output.finish_reason == "error":
+            last.set_result(output)
+        elif output.finish_reason is not None:
+            raise RuntimeError("too large to be encoded")
+
+    engine.submit(make_request("cut", prompt()), emit)
+    async with asyncio.timeout(60):
+        ended = await last
+    assert ended.error is not None
+    assert "was not sent" in ended.error.message
+
+
 async def test_nothing_more_is_computed_for_a_receiver_that_has_missed_something(
     engine: TorchEngine,
 ) -> None:

@@ -69,13 +69,13 @@ class Receivers:
             if ended:
                 del self._by_id[output.request_id]
                 self._ended(output.request_id)
-            try:
-                receiver.emit(output)
-            except Exception:
-                # Its client misses this output for good, so the request ends with an error.
-                log.exception("the receiver of request %s failed", output.request_id)
-                if not ended:
-                    self._abort(output.request_id)
+            if _sent(receiver, output):
+                continue
+            # Its client misses this output for good, so the request ends.
+            if ended:
+                _sent(receiver, receiver.lost(EngineError("the end of the answer was not sent")))
+            else:
+                self._abort(output.request_id)
 
     def aborted_prefetches(self) -> list[Output]:
         """Return the last outputs of the prefetches, which the thread never saw."""
@@ -84,6 +84,16 @@ class Receivers:
     def fail_all(self, error: InlayError) -> None:
         """End every request with `error`."""
         self.deliver([receiver.lost(error) for receiver in tuple(self._by_id.values())])
+
+
+def _sent(receiver: Receiver, output: Output) -> bool:
+    """Emit an output; False if its receiver fails, which harms no other."""
+    try:
+        receiver.emit(output)
+    except Exception:
+        log.exception("the receiver of request %s failed", output.request_id)
+        return False
+    return True
 
 
 def admit(receiver: Receiver, needs: Iterable[Need], core: Core) -> Iterable[Output]:
