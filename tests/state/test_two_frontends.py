@@ -9,6 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from inlay_batches.runner import PIECE_LINES
 from tests.batches.test_batches import COMPLETION, line, rows, upload
 from tests.models import tiny
 from tests.parts import Part
@@ -19,7 +20,8 @@ from tests.transport.nats_server import NatsServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-LINES = 600
+LINES = 2 * PIECE_LINES
+"""When the first piece is kept, as many are to do."""
 
 
 class Frontend:
