@@ -26,7 +26,7 @@ from tests.batches.test_runner import OWNER, Place, line
 from tests.serving import peak_growth
 
 MIB = 1 << 20
-LINES = int(os.environ.get("BATCH_LINES", "150000"))
+LINES = int(os.environ.get("BATCH_LINES", "400000"))
 ANSWER = b'{"object":"list","data":[],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
 
 
@@ -75,7 +75,7 @@ async def run(place: Place, count: int) -> None:
 def test_many_lines_take_little_memory(count: int, tmp_path: Path) -> None:
     """What stays of a line is a digest of its id: 20 bytes, and 16 while they are sorted.
 
-    With 150,000 lines, one string kept of each would be beyond the bound.
+    With 400,000 lines, one string kept of each would be beyond the bound.
     """
     complete(tmp_path / "few", 20_000)  # takes what is taken once
     grown = complete(tmp_path / "many", count)
