@@ -7,8 +7,11 @@ from typing import Any
 
 import inlay
 from inlay.api.app import refused, routes
+from inlay.engine.sglang import capabilities as sglang
+from inlay.engine.vllm import capabilities as vllm
 from inlay.http import openapi
 from inlay.http.openapi import Operation
+from inlay.messages.card import Refusal
 
 PAGE = Path(__file__).parents[1] / "docs" / "api-reference.md"
 REFUSED = "Refused: "
@@ -43,6 +46,7 @@ def reference() -> str:
     for name, where in paths.items():
         lines += _fields(fields[name], where, types[name].get("required", ()), shared)
     lines += _refusals(fields, paths)
+    lines += _refused_by_engines()
     return "\n".join(lines) + "\n"
 
 
@@ -107,6 +111,45 @@ def _refusals(
     yield "|---|---|---|"
     for reason, (names, where) in found.items():
         yield f"| {_listed(names)} | {_listed(where)} | {reason} |"
+
+
+_USUAL = {
+    "ids_are_looked_up": False,
+    "own_reasoning": False,
+    "mixes_logprobs": False,
+    "counts_thinking": True,
+}
+_OF_VLLM = {
+    "": {},
+    ", with its second model runner, and speculation": {"ids_are_looked_up": True},
+    ", with `--reasoning-parser` after `--`": {"own_reasoning": True},
+    ", with its first model runner": {"mixes_logprobs": True},
+    ", models with images": {"takes_images": True},
+    ", no form of reasoning known": {"counts_thinking": False},
+}
+"""Where vLLM refuses more than usual, and the facts of it."""
+
+
+def _refused_by_engines() -> Iterator[str]:
+    yield "\n## Refused by vLLM and SGLang\n"
+    yield "Beside the above, behind inlay: a 400 with engine, version and reason.\n"
+    yield "| feature | with prompts | engine | because |"
+    yield "|---|---|---|---|"
+    shown = set()
+    for where, facts in _OF_VLLM.items():
+        for one in vllm.refusals(**_USUAL | facts):
+            if one not in shown:
+                shown.add(one)
+                yield _refusal(one, f"vLLM{where}")
+    yield f"| `/sleep?level=2` | | vLLM | {_cell(vllm.NO_LEVEL_2)} |"
+    for one in sglang.REFUSALS:
+        yield _refusal(one, "SGLang")
+    yield _refusal(sglang.SEEDED_MIN_P, "SGLang, with `--enable-deterministic-inference`")
+
+
+def _refusal(one: Refusal, engine: str) -> str:
+    prompts = "text and rows" if one.prompts == "mixed" else one.prompts
+    return f"| `{one.feature}` | {prompts} | {engine} | {_cell(one.reason)} |"
 
 
 def _refused(said: str) -> bool:
