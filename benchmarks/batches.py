@@ -21,50 +21,24 @@ import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import _serving
-from benchmarks.background import KEY, batch, call, chats, nobody
+from benchmarks.background import JSON, KEY, begun, call, measured
 from benchmarks.embeddings import corpus, model_directory
 from inlay import demo
 
-JSON = "application/json"
-FORM = (
-    b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
-    b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n--b--'
-)
 AT_ONCE, EACH = 8, 16
-
-
-def begun(port: int, endpoint: str, bodies: list[dict[str, object]]) -> str:
-    """Begin a batch; its id."""
-    lines = b"".join(
-        json.dumps({"custom_id": f"{n}", "method": "POST", "url": endpoint, "body": body}).encode()
-        + b"\n"
-        for n, body in enumerate(bodies)
-    )
-    kind = "multipart/form-data; boundary=b"
-    file = call(port, "POST", "/v1/files", FORM % lines, kind)["id"]
-    asked = json.dumps({"input_file_id": file, "endpoint": endpoint}).encode()
-    return str(call(port, "POST", "/v1/batches", asked, JSON)["id"])
 
 
 def interactive(requests: int, rounds: int) -> None:
     """Chats beside a batch, and alone."""
-    found: dict[str, list[list[float]]] = {"alone": [], "batch": []}
-    arguments = ("--api-key", KEY, "--max-num-seqs", "32", "--batch-store", "memory")
-    with _serving.inlay(demo.model_dir(), *arguments) as server:
-        for _ in range(rounds):
-            for name, scene in (("alone", nobody), ("batch", batch)):
-                with scene(server.port, 0):
-                    found[name] += chats(server.port, requests)
-    firsts, gaps = [], []
-    for times in found.values():
-        firsts.append(statistics.median(each[0] for each in times) * 1e3)
-        gaps.append(statistics.median(b - a for each in times for a, b in pairwise(each)) * 1e3)
-    for name, (alone, beside) in (("first token", firsts), ("gap", gaps)):
-        print(f"{name}: {alone:.1f} ms alone, {beside:.1f} beside: {beside / alone:.2f} x")
+    alone, beside = measured(("nobody", "batch"), requests, rounds)
+    for name, one, other in (
+        ("first token", alone.first(), beside.first()),
+        ("gap", alone.gap(), beside.gap()),
+    ):
+        print(f"{name}: {one:.1f} ms alone, {other:.1f} beside: {other / one:.2f} x")
 
 
 def embedding(count: int, rounds: int) -> None:

@@ -123,6 +123,23 @@ def test_a_page_opens_with_what_to_type(page: Path) -> None:
     assert re.search(r"^    \S|^```", opening, re.M)
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        "## Responses",
+        "### Kept responses",
+        "## Decisions",
+        "## Files and batches",
+        "## Transcriptions",
+    ],
+)
+def test_a_section_of_the_api_opens_with_a_request_to_paste(section: str) -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    _, _, after = text.partition(f"\n{section}\n\n")
+    opening = after.split("\n\n")[0]
+    assert opening.startswith(("    curl $U/v1/", "```python\n"))
+
+
 def command_of(words: list[str]) -> Command:
     found = [one for one in commands() if one.name in (words[1], " ".join(words[1:3]))]
     return max(found, key=lambda one: len(one.name))

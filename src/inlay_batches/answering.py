@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -50,7 +50,10 @@ ENDPOINTS: dict[str, tuple[Task, ...]] = {
 """Routes that lines may ask, and the tasks of their models."""
 
 TRIES = 3
-"""Times that a line is sent which fails by the server's doing, and not for lack of room."""
+"""Times that a line is sent which fails by the server's doing, and not for lack of room.
+
+Each is as many attempts of the router's; all but the first are one line's at a time.
+"""
 
 _WAIT_SECONDS = 1.0
 _MOST_SECONDS = 30.0
@@ -144,6 +147,7 @@ class ServerWork:
         self._budget = budget
         self._client = Client(server.clients, f"{owner}/batch", ClientLimits())
         self._held_until = 0.0
+        self._failed_before = asyncio.Lock()
         self.max_lines = max_lines
         self.max_line_bytes = server.settings.max_body_bytes
 
@@ -186,8 +190,10 @@ class ServerWork:
         tries, wait = 0, _WAIT_SECONDS
         while True:
             request_id = f"{self._record.id}-{number}"
-            status, text, sent, retry = await self._ask(body, request_id)
-            if status in _TRY_AGAIN and not sent:
+            # One of those that have failed may be what ends workers, and all that run beside it.
+            async with self._failed_before if tries else nullcontext():
+                status, text, tried, retry = await self._ask(body, request_id)
+            if status in _TRY_AGAIN and not tried:
                 # No room yet. Others were first, or no worker is there.
                 await asyncio.sleep(retry or wait)
                 wait = min(2 * wait, _MOST_SECONDS)
@@ -226,7 +232,7 @@ class ServerWork:
         return with_seed(request.body, seed_of(self._record.id, request.custom_id))
 
     async def _ask(self, body: bytes, request_id: str) -> tuple[int, bytes, bool, float | None]:
-        """Return (status, body, whether a worker had it, `Retry-After`) of the route's answer."""
+        """Return (status, body, whether a worker has tried, `Retry-After`) of the route's answer."""
         caller = self._caller_of(self._owner)
         if caller is None:
             # Its batch is cancelled within seconds.
@@ -250,7 +256,7 @@ class ServerWork:
                 await self._endpoint.handler(call)
             except InlayError as error:
                 text = error_json(error, call.errors, request_id)
-                return error.status, text, call.sent is not None, error.retry_after
+                return error.status, text, error.reason is not None, error.retry_after
             except Exception:
                 _log.exception("line %s of a batch failed", request_id)
                 return 500, error_json(internal_error(request_id)), True, None

@@ -10,7 +10,7 @@ from inlay.api.openai.responses.input import in_input
 from inlay.api.openai.schema.responses import ResponsesRequest
 from inlay.base.errors import InvalidRequestError
 from inlay.http.parsed_request import ParsedRequest
-from inlay.http.server import Call, preparing_for
+from inlay.http.server import Call
 from inlay.store.kept.contents import Piece
 from inlay_state.items import Item, decoder
 from inlay_state.kept import Kept
@@ -55,11 +55,7 @@ def reserve(call: Call, pieces: Iterable[Piece]) -> int:
     Raises as `Reservation.grow`.
     """
     size = sum(piece.size for piece in pieces)
-    if call.reservation.client is None:  # of a GET, which counts in no other quota
-        peer = call.scope.get("client")
-        call.reservation.client = call.server.clients.of(call.caller, peer[0] if peer else "")
-        preparing_for.set(call.reservation)
-    call.reservation.grow((1 + DECODED) * size)
+    call.reserve((1 + DECODED) * size)
     return size
 
 

@@ -23,6 +23,7 @@ from inlay.http.parsed_request import ParsedRequest
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
 from inlay.http.sse import NAMED, EventStream
+from inlay.store.kept.contents import PIECES_HELD
 from inlay.store.kept.lease import replace
 from inlay.store.kept.place import KeptPlace
 from inlay.store.kept.rounds import rounds
@@ -294,15 +295,18 @@ class State:
             )
         stream = EventStream(call.send, NAMED, call.exchange)
         async with RequestScope(call.server.inflight, call.receive, None):
-            async for line in self._events(owner, record, after):
+            async for line in self._events(call, owner, record, after):
                 await stream.write([framed(line)])
             await stream.finish([])
 
     async def _events(
-        self, owner: str, record: ResponseRecord | None, after: int
+        self, call: Call, owner: str, record: ResponseRecord | None, after: int
     ) -> AsyncIterator[bytes]:
-        number = seen = 0
+        number = seen = held = 0
         while record is not None:
+            size = PIECES_HELD * max((piece.size for piece in record.events), default=0)
+            call.reserve(max(0, size - held))
+            held = max(held, size)
             gone: NotFoundError | None = None
             try:
                 async for line in lines_in(self.kept.contents.stream(record.events, seen)):

@@ -24,6 +24,7 @@ from inlay.render.parsers.hermes import HermesParser
 from inlay.transport.output_queue import OutputQueue
 from tests.models import EOS_ID, TURN, tiny
 from tests.render.directories import qwen_like
+from tests.router.standing import CARD
 
 
 @cache
@@ -202,7 +203,7 @@ def followed() -> tuple[Generation, Following]:
     of_choice = SimpleNamespace(tokens=lambda _: None, ended=lambda *_: None)
     times: Any = SimpleNamespace(choice=lambda: of_choice, finished=lambda _: None)
     one = choice(DisplayOptions())
-    generation = Generation([one.request], 1, times, lambda _: [one], fingerprint="")
+    generation = Generation([one.request], 1, times, lambda _: [one], card=CARD)
     generation.choices = [one]
     stream: Any = Following()
     sent = asyncio.get_running_loop().create_future()

@@ -1,14 +1,19 @@
 """Lines that fail: what is tried again, how often, and what their output says."""
 
 import json
-import time
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from inlay.api.openai.schema.completions import CompletionRequest
-from inlay.base.errors import EngineError, InvalidRequestError, OverloadedError, RateLimitedError
+from inlay.base.errors import (
+    LOST,
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+    RateLimitedError,
+)
 from inlay.http.callers.auth import ANYONE
 from inlay.http.server import Call
 from inlay.messages.priority import BACKGROUND
@@ -61,10 +66,6 @@ def answer(llama: Fleet, url: str, act: Answer) -> tuple[Outcome, int]:
     return llama.run(work.answer(0, LINE)), tries
 
 
-def sent(call: Call) -> None:
-    call.sent = time.perf_counter()
-
-
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "_WAIT_SECONDS", 0.001)
@@ -72,8 +73,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_line_that_kills_its_worker_fails_alone_after_a_few_tries(llama: Fleet, url: str) -> None:
     def act(call: Call, tries: int) -> None:
-        sent(call)
-        raise OverloadedError("the worker is gone", retry_after=1)
+        raise OverloadedError("the worker is gone", retry_after=1, reason=LOST)
 
     outcome, tries = answer(llama, url, act)
     assert (outcome.status, tries) == (503, TRIES)

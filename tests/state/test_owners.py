@@ -178,7 +178,7 @@ def test_the_events_of_a_long_response_are_few_pieces_and_its_readers_see_all() 
             await send({"body": b"data: " + msgspec.json.encode(done) + b"\n\n"})
 
         async def read(after: int) -> list[int]:
-            lines = place.state._events(OWNER, await place.record(), after)
+            lines = place.state._events(place.call(), OWNER, await place.record(), after)
             return [msgspec.json.decode(line)["sequence_number"] async for line in lines]
 
         reading = [asyncio.create_task(read(after)) for after in (-1, 3, words - 1)]

@@ -203,6 +203,10 @@ KV_LOST = "kv_lost"
 """Reason of the `OverloadedError` of a decode worker that got no keys and values of its prompt."""
 
 
+LOST = "lost"
+"""Reason of the `OverloadedError` of a request that a worker had: it may be what ended it."""
+
+
 OUT_OF_MEMORY = "out_of_memory"
 """Reason of the `EngineError` of a request that a worker has no memory for; another may have."""
 

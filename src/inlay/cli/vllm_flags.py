@@ -106,7 +106,6 @@ INSTEAD: Mapping[str, str] = {
     "--enable-log-deltas": "outputs are never logged",
     "--enable-log-outputs": "outputs are never logged",
     "--enable-offline-docs": _ALWAYS + ": /docs loads nothing from elsewhere",
-    "--enable-per-request-metrics": "see /metrics and --otlp-traces-endpoint",
     "--enable-prompt-tokens-details": _ALWAYS,
     "--enable-request-id-headers": _ALWAYS,
     "--enable-scale-out": _NONE + "; a fleet is `inlay worker` and `inlay frontend`",

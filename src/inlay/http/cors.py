@@ -11,7 +11,7 @@ from inlay.http.asgi import Headers
 HeaderList: TypeAlias = list[tuple[bytes, bytes]]
 
 _METHODS = b"GET, HEAD, POST, DELETE"
-_EXPOSED = b"x-request-id, retry-after"
+_EXPOSED = b"x-request-id, x-dropped-messages, retry-after"
 _MAX_AGE = b"600"
 
 

@@ -322,6 +322,17 @@ class Call:
         """Name of the client for fair scheduling, once it is known."""
         return None if self.reservation.client is None else self.reservation.client.name
 
+    def reserve(self, size: int) -> None:
+        """Reserve memory of the caller's, also of a GET, which counts in no other quota.
+
+        Raises as `Reservation.grow`.
+        """
+        if self.reservation.client is None:
+            peer = self.scope.get("client")
+            self.reservation.client = self.server.clients.of(self.caller, peer[0] if peer else "")
+            preparing_for.set(self.reservation)
+        self.reservation.grow(size)
+
     def start_clock(self) -> asyncio.Timeout:
         """Return the clock that ends the call: the client's time, bounded by the server's.
 

@@ -166,6 +166,9 @@ class FrontendSettings(BaseModel, frozen=True, defer_build=True):
     share_prefix_cache: bool = False
     """Share cached prefixes among API keys. By default each key has its own: a shared cache would
     reveal to one client what another has sent."""
+    enable_per_request_metrics: bool = False
+    """Show with each answer of one choice how long it waited and took, as vLLM does: `metrics` of
+    completions and chats, in a stream beside the usage."""
     admin_port: int | None = Field(default=None, ge=0, le=65535)
     """Port on which admin routes need no key; 0 for a free port. Off by default."""
     admin_host: str = "127.0.0.1"

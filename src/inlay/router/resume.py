@@ -16,6 +16,7 @@ import msgspec
 
 from inlay.base import liveness
 from inlay.base.errors import (
+    LOST,
     OUT_OF_MEMORY,
     DeadlineExceededError,
     EngineError,
@@ -212,7 +213,9 @@ class ResumingStream:
                     await self._resume(error)
                     self._end_handover()
             raise StopAsyncIteration
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OverloadedError):
+                error.reason = error.reason or LOST
             self._sent.end()
             if self._prefetching is not None:
                 self._end_handover()

@@ -8,7 +8,9 @@ from inlay.http.bodies.form import FieldForm
 from inlay.http.paging import is_ascending
 from inlay.http.parsed_request import read_form
 from inlay.http.quoting import shown_value
+from inlay.http.request_scope import RequestScope
 from inlay.http.server import OCTETS, Call
+from inlay.store.kept.contents import PIECES_HELD
 from inlay_batches.api.pages import batches_of, records_page
 from inlay_batches.api.schema import FileDeleted, FileList, FileObject
 from inlay_batches.records import FileRecord
@@ -106,6 +108,8 @@ async def show(call: Call) -> None:
 async def content(call: Call) -> None:
     """Answer with the bytes of a file, a piece at a time."""
     record = await _found(call)
+    # However slow its client is, so much is held for it.
+    call.reserve(PIECES_HELD * max((piece.size for piece in record.pieces), default=0))
     pieces = batches_of(call).files.read(record)
     # Before the answer begins, so that a file that is lost is an error.
     first = await anext(pieces, b"")
@@ -113,11 +117,12 @@ async def content(call: Call) -> None:
         (b"content-type", OCTETS.encode()),
         (b"content-length", str(record.size).encode()),
     ]
-    await call.send({"type": "http.response.start", "status": 200, "headers": headers})
-    await call.send({"type": "http.response.body", "body": first, "more_body": True})
-    async for piece in pieces:
-        await call.send({"type": "http.response.body", "body": piece, "more_body": True})
-    await call.send({"type": "http.response.body", "body": b""})
+    async with RequestScope(call.server.inflight, call.receive):
+        await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await call.send({"type": "http.response.body", "body": first, "more_body": True})
+        async for piece in pieces:
+            await call.send({"type": "http.response.body", "body": piece, "more_body": True})
+        await call.send({"type": "http.response.body", "body": b""})
 
 
 async def delete(call: Call) -> None:

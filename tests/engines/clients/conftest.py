@@ -1,12 +1,14 @@
-"""A server of the bundled model that keeps what it is given."""
+"""Servers: of the bundled model, which keeps what it is given; one that embeds; one that hears."""
 
+import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from inlay import demo
-from tests.serving import Served, serving
+from tests.serving import PYTHON, Served, serving
 
 # Other environments collect all tests, and have not these libraries.
 collect_ignore = [
@@ -23,3 +25,29 @@ def server() -> Iterator[Served]:
     words = ("--served-model-name", NAME, "--response-store", "memory", "--batch-store", "memory")
     with serving(demo.model_dir(), *words) as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[Served]:
+    words = ("--task", "embed", "--served-model-name", NAME, "--batch-store", "memory")
+    with serving(demo.model_dir(), *words) as served:
+        yield served
+
+
+_SOUND = """
+import sys
+from tests.api.test_transcriptions import sound_file, with_template
+open(sys.argv[1], "wb").write(sound_file())
+print(with_template("qwen2_audio"))
+"""
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
+    """A server that hears, and a file for it."""
+    file = tmp_path_factory.mktemp("sound") / "a.wav"
+    # Models are made where servers are started: this environment has no transformers.
+    made = subprocess.run([PYTHON, "-c", _SOUND, file], check=True, capture_output=True, text=True)
+    words = ("--served-model-name", NAME, "--max-model-len", "256", "--dtype", "float32")
+    with serving(made.stdout.split()[-1], *words) as served:
+        yield served, file

@@ -1,11 +1,11 @@
-"""langchain-openai, unchanged: chats, responses with state, completions, batches of threads."""
+"""langchain-openai, unchanged: chats, responses with state, completions, embeddings."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 from tests.serving import Served
 
@@ -56,3 +56,13 @@ def test_completions_are_answered(server: Served) -> None:
         model="m", base_url=server.v1, api_key="k", temperature=0, max_tokens=8, max_retries=0
     )
     assert isinstance(model.invoke(ASK), str)
+
+
+def test_texts_are_embedded(embedder: Served) -> None:
+    # By itself it sends the ids of a tokenizer of OpenAI's.
+    model = OpenAIEmbeddings(
+        model="m", base_url=embedder.v1, api_key="k", check_embedding_ctx_length=False
+    )
+    first, second = model.embed_documents(["a lantern", "a harbour"])
+    assert first != second
+    assert model.embed_query("a lantern") == pytest.approx(first, abs=1e-5)

@@ -3,6 +3,7 @@
 import json
 import time
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,3 +75,21 @@ def test_files_and_batches_are_the_servers_own(
     listed = litellm.list_batches(custom_llm_provider=name, **where)
     assert batch.id in [one.id for one in listed.data]
     assert litellm.file_delete(file_id=file.id, custom_llm_provider=name, **where).deleted
+
+
+@pytest.mark.parametrize("name", ["openai", "hosted_vllm"])
+def test_embeddings_and_transcriptions_are_answered(
+    litellm: Any, name: str, embedder: Served, sound: tuple[Served, Path]
+) -> None:
+    texts = ["a lantern", "a harbour"]
+    found = litellm.embedding(
+        model=f"{name}/m", input=texts, api_base=embedder.v1, api_key="k", encoding_format="float"
+    )
+    assert len(found.data) == 2
+    assert found.data[0]["embedding"] != found.data[1]["embedding"]
+    hearing, file = sound
+    with file.open("rb") as reading:
+        heard = litellm.transcription(
+            model=f"{name}/m", file=reading, api_base=hearing.v1, api_key="k"
+        )
+    assert heard.text

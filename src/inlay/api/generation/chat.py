@@ -9,7 +9,7 @@ from inlay.api.generation.chat_kinds import ChatKind
 from inlay.api.generation.generation import Generation, generation_of
 from inlay.api.generation.grammars import grammar_of
 from inlay.api.generation.hidden_states import StatesPlan
-from inlay.api.generation.messages import MessageReader
+from inlay.api.generation.messages import MessageReader, ReadMessages
 from inlay.api.generation.output_format import (
     ModelFormats,
     check_tool_use,
@@ -18,6 +18,7 @@ from inlay.api.generation.output_format import (
 from inlay.api.generation.sampling import check_request, sampling_of
 from inlay.api.generation.tools import NO_TOOLS, ToolUse
 from inlay.api.generation.truncation import Truncation
+from inlay.api.generation.turns import shortened
 from inlay.api.schema.chat import ChatRequest
 from inlay.base.errors import InvalidRequestError
 from inlay.extension import parts
@@ -30,13 +31,16 @@ from inlay.http.server import Call, Server
 from inlay.messages.card import ModelCard
 from inlay.messages.prompt import Prompt
 from inlay.messages.request import Grammar, Task
-from inlay.render import Renderer
+from inlay.render import Renderer, Side
 from inlay.router import ServedModel
 
 _OF_OTHERS = (
     "audio", "size", "num_inference_steps", "guidance_scale", "negative_prompt", "output_format"
 )  # fmt: skip
 """Fields of what is no text."""
+
+DROPPED_HEADER = b"x-dropped-messages"
+"""Header of an answer: the messages that were left out for it."""
 
 
 def kind_of(request: ChatRequest, card: ModelCard) -> ChatKind | None:
@@ -161,7 +165,7 @@ async def chat_prompt(
             model.max_len,
             max_tokens,
         )
-    prompt, kept_bytes = await server.run_prepared(
+    prompt, kept_bytes, dropped = await server.run_prepared(
         size,
         _prompt,
         request,
@@ -171,8 +175,11 @@ async def chat_prompt(
         renderer,
         kept,
         cut,
+        model.max_len - (1 if max_tokens is None else max_tokens),
     )
     del embeddings, messages
+    if dropped:
+        call.added.append((DROPPED_HEADER, str(dropped).encode()))
     call.memory.settle([prompt], kept_bytes)
     return ChatPrompt(renderer, forms, use, grammar, prompt, max_tokens)
 
@@ -258,33 +265,47 @@ def _prompt(
     renderer: Renderer,
     kept: msgspec.Struct,
     cut: Truncation | None,
-) -> tuple[Prompt, int]:
-    """Return a chat's prompt, truncated, and the bytes of `kept`."""
+    room: int,
+) -> tuple[Prompt, int, int]:
+    """Return a chat's prompt, truncated, the bytes of `kept`, and messages that are left out.
+
+    `room` is of a prompt, where turns may be left out for it.
+    """
     if embeddings is None:
         chat = read(_unnamed, _unnamed)
     else:
         chat = read(embeddings.one, embeddings.in_chat)
     continues = bool(request.continue_final_message)
-    prompt = renderer.chat(
-        chat.messages,
-        rows=chat.rows,
-        media=chat.media_for(card),
-        tools=request.tools,
-        add_generation_prompt=not continues
-        if request.add_generation_prompt is None
-        else request.add_generation_prompt,
-        continue_final_message=continues,
-        template_kwargs={**_effort(request, renderer), **(request.chat_template_kwargs or {})},
-        keep=None if cut is None else cut.keep,
-        side="left" if cut is None else cut.side,
-    )
+    effort = _effort(request, renderer)
+
+    def rendered(chat: ReadMessages, keep: int | None, side: Side = "left") -> Prompt:
+        return renderer.chat(
+            chat.messages,
+            rows=chat.rows,
+            media=chat.media_for(card),
+            tools=request.tools,
+            add_generation_prompt=not continues
+            if request.add_generation_prompt is None
+            else request.add_generation_prompt,
+            continue_final_message=continues,
+            template_kwargs={**effort, **(request.chat_template_kwargs or {})},
+            keep=keep,
+            side=side,
+        )
+
+    whole = len(chat.messages)
+    if chat.sheds and room > 0:
+        chat = shortened(chat, lambda some: len(rendered(some, room + 1)) <= room)
+    prompt = rendered(chat, None) if cut is None else rendered(chat, cut.keep, cut.side)
     if not len(prompt):
         raise InvalidRequestError(
             "messages: the chat template writes nothing for them; a prompt must have at least one "
             "position",
             param="messages",
         )
-    return prompt if cut is None else cut.cut(prompt), size_of(kept, "messages")
+    if cut is not None:
+        prompt = cut.cut(prompt)
+    return prompt, size_of(kept, "messages"), whole - len(chat.messages)
 
 
 def _unnamed(source: object) -> NoReturn:

@@ -3,14 +3,11 @@
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
-from blake3 import blake3
 
-from inlay import __version__
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
 from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.hidden_states import StatesPlan
@@ -112,7 +109,9 @@ class Generation:
         choices: of the requests, once these have been sent.
         sink: takes the payloads of the only choice, or None: then they are pieces of the answer.
         bulk: bytes of logprobs in the response: of the prompts, and of the outputs so far.
-        fingerprint: OpenAI's `system_fingerprint`.
+        card: of the model.
+        times: measurements of the request.
+        shows_times: the answer has them.
         states: hidden states that the answer has, or None.
         bypass_queue: a place was taken for it by `Router.admit`.
     """
@@ -124,7 +123,7 @@ class Generation:
         times: RequestTimes,
         begin: Begin,
         *,
-        fingerprint: str,
+        card: ModelCard,
         positions_before: int = 0,
         scores: Sequence[PromptScores] = (),
         bulk: int = 0,
@@ -136,7 +135,7 @@ class Generation:
             prompts: number of prompts.
             times: measurements of the request.
             begin: returns the choices of requests that have been sent.
-            fingerprint: OpenAI's `system_fingerprint`.
+            card: of the model.
             positions_before: positions that the model puts before each prompt.
             scores: logprobs of each prompt, if requested.
             bulk: bytes that showing them takes.
@@ -145,13 +144,14 @@ class Generation:
         self.choices: Sequence[ChoiceState] = ()
         self.sink: PayloadSink | None = None
         self.states: StatesPlan | None = None
-        self.fingerprint = fingerprint
+        self.card = card
+        self.shows_times = False
         self.bypass_queue = False
         self._own_name: str | None = None
         self._more_usage: dict[str, WorkerUsage] = {}
         self._positions_before = positions_before
         self._per_prompt = len(requests) // prompts
-        self._times = times
+        self.times = times
         self._begin = begin
         self._scores = scores
         self.bulk = bulk
@@ -238,7 +238,7 @@ class Generation:
         """Read a choice's stream; what `sink` can take at once does not wake this task."""
         prompt, number = divmod(choice.index, self._per_prompt)
         stream = (await self._sending[prompt])[number]
-        scores, times = self.scores_of(choice), self._times.choice()
+        scores, times = self.scores_of(choice), self.times.choice()
         payloads = self.sink
         if payloads is not None:
             payloads.made_by(stream)
@@ -283,7 +283,7 @@ class Generation:
                 for index, stream in enumerate(sending.result(), prompt * self._per_prompt):
                     if index not in ended or self.sink is not None:
                         stream.cancel()
-        self._times.finished(self._cached_tokens())
+        self.times.finished(self._cached_tokens())
 
     def _cached_tokens(self) -> int:
         firsts = self.choices[:: self._per_prompt]
@@ -434,7 +434,6 @@ def generation_of(
     told = scored or sampling[0].logprobs is not None
     bulk = reserve(call.reservation, sampling[0], prompts, per_prompt) if told else 0
     requests: list[Request] = []
-    longest = 0
     for index, own in enumerate(sampling):
         engine_request = call.engine_request(
             f"{unique_id}-{index}",
@@ -447,7 +446,6 @@ def generation_of(
         if model.card.refusals:
             _check_served(model, engine_request, request)
         requests.append(engine_request)
-        longest = max(longest, own.max_tokens)
 
     def begin(sent: Sequence[Request]) -> list[ChoiceState]:
         display = DisplayOptions(
@@ -460,6 +458,7 @@ def generation_of(
         return [ChoiceState(index, own, renderer, display) for index, own in enumerate(sent)]
 
     total = sum(map(len, prompts)) + model.positions_before * len(prompts)
+    longest = max(own.max_tokens for own in sampling)
     times = call.times = call.server.metrics.request(
         model.card.name, total, call.began, per_prompt, longest
     )
@@ -469,23 +468,14 @@ def generation_of(
         len(prompts),
         times,
         begin,
-        fingerprint=fingerprint_of(model.card),
+        card=model.card,
         positions_before=model.positions_before,
         scores=scores,
         bulk=bulk,
     )
     generation.states = states
+    generation.shows_times = call.server.settings.enable_per_request_metrics
     return generation
-
-
-def fingerprint_of(card: ModelCard) -> str:
-    """Return the `system_fingerprint`: equal if release, engine, weights and dtype are equal."""
-    return _fingerprint(card.engine, card.engine_version, card.weights_id, card.dtype)
-
-
-@lru_cache
-def _fingerprint(*parts: str | None) -> str:
-    return f"inlay-{__version__}-{blake3(repr(parts).encode()).hexdigest(4)}"
 
 
 def _check_served(model: ServedModel, engine_request: Request, request: GenerationRequest) -> None:

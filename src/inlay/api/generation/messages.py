@@ -1,6 +1,6 @@
 """Messages of a chat request: checks, and positions for their embeddings and media."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from inlay.api.fields import string_at
@@ -47,12 +47,39 @@ class ReadMessages(NamedTuple):
         rows: of embeddings, or ids that another model has made, by index.
         media: positions of each item of media, by index.
         kinds: of the items.
+        sheds: the oldest turns may be left out where the prompt is too long.
     """
 
     messages: list[dict[str, Any]]
     rows: list[Rows | Tokens]
     media: list[Sequence[Segment]]
     kinds: list[Kind]
+    sheds: bool = False
+
+    def without(self, numbers: Collection[int]) -> "ReadMessages":
+        """Return the messages without those of some numbers, and what they stand for."""
+        left = ReadMessages([], [], [], [])
+
+        def placed(part: dict[str, Any]) -> dict[str, Any]:
+            if part["type"] == "text":
+                return part
+            if part["type"] == "prompt_embeds":
+                left.rows.append(self.rows[part["index"]])
+                return {**part, "index": len(left.rows) - 1}
+            left.media.append(self.media[part["index"]])
+            left.kinds.append(self.kinds[part["index"]])
+            return {**part, "index": len(left.media) - 1}
+
+        for number, message in enumerate(self.messages):
+            if number not in numbers:
+                # Templates write the reasoning first, and so stand its rows.
+                moved = {
+                    name: [placed(part) for part in message[name]]
+                    for name in ("reasoning", "content")
+                    if isinstance(message.get(name), list)
+                }
+                left.messages.append({**message, **moved})
+        return left
 
     def media_for(self, card: ModelCard) -> ChatMedia:
         """Return the media as the model of `card` has them in its chats."""
@@ -125,6 +152,7 @@ def read_messages(
     *,
     named: Sequence[str] | None = None,
     served: str = PARTS,
+    sheds: bool = False,
 ) -> ReadMessages:
     """Return the messages for the renderer, and the positions of their embeddings and media.
 
@@ -136,6 +164,7 @@ def read_messages(
         named: path in the request of each message's content; None if the request has the messages
             themselves.
         served: supported types of parts, for error messages.
+        sheds: as in what is returned.
 
     Raises:
         InvalidRequestError: malformed messages, or a content part that is not supported.
@@ -175,7 +204,7 @@ def read_messages(
     # Arguments are JSON text that will be parsed.
     if arguments := [*_arguments(result)]:
         check_structure(*arguments, where="the arguments of all tool calls")
-    return ReadMessages(result, reader.rows, reader.media, reader.kinds)
+    return ReadMessages(result, reader.rows, reader.media, reader.kinds, sheds)
 
 
 def _reasoning(thoughts: Sequence[Thought], reader: _Reader) -> str | list[dict[str, Any]]:

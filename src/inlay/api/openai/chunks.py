@@ -2,18 +2,23 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
+from blake3 import blake3
 
+from inlay import __version__
 from inlay.api.generation.choices import ChoicePiece, ChoiceState
 from inlay.api.generation.generation import AnswerUsage, Generation
 from inlay.api.openai.schema.generation import (
     CompletionTokensDetails,
     PromptTokensDetails,
+    RequestMetrics,
     StageTokens,
     UsageInfo,
+    WeightVersion,
 )
 from inlay.api.schema.generation import GenerationRequest
 from inlay.base.errors import InlayError
@@ -77,6 +82,44 @@ def _usage(
     )
 
 
+def fingerprint_of(generation: Generation) -> str:
+    """Return the `system_fingerprint`: equal if release, engine, weights and dtype are equal."""
+    card = generation.card
+    return _fingerprint(card.engine, card.engine_version, card.weights_id, card.dtype)
+
+
+@lru_cache
+def _fingerprint(*parts: str | None) -> str:
+    return f"inlay-{__version__}-{blake3(repr(parts).encode()).hexdigest(4)}"
+
+
+def metrics_of(generation: Generation) -> RequestMetrics | None:
+    """Return the times of an answer; None where they are not shown, or of several choices."""
+    if not generation.shows_times or len(generation.choices) != 1:
+        return None
+    (choice,) = generation.choices
+    spent, tokens = generation.times.spent(), choice.completion_tokens
+    if spent is None:
+        return RequestMetrics(None, None, None, None, None)
+    inferring = spent.prefilling + spent.decoding
+    return RequestMetrics(
+        spent.prefilling * 1e3,
+        spent.decoding * 1e3,
+        spent.queued * 1e3 if spent.queued else None,
+        spent.decoding * 1e3 / (tokens - 1) if tokens > 1 else None,
+        tokens / inferring if inferring else None,
+    )
+
+
+def weight_versions_of(
+    request: GenerationRequest, generation: Generation, tokens: int
+) -> list[WeightVersion] | msgspec.UnsetType:
+    """Return what a choice of so many tokens says of its weights, if the request wants it."""
+    if not request.return_weight_versions:
+        return _UNSET
+    return [WeightVersion(generation.card.weights_id, 0, tokens)]
+
+
 class Chunks(Generic[C]):
     """Maker of the chunks of one response.
 
@@ -114,7 +157,7 @@ class Chunks(Generic[C]):
     def chunk(self, choices: list[Any], *, last: bool = False, **more: Any) -> C:
         """Return a chunk; that with the response's last piece has the fingerprint."""
         if last and not self.usage.at_end:
-            more["system_fingerprint"] = self._generation.fingerprint
+            more["system_fingerprint"] = fingerprint_of(self._generation)
         if choices:
             more = {**self._marks, **more}
         return self._kind(
@@ -149,7 +192,14 @@ class Chunks(Generic[C]):
         # As in vLLM, a stream leaves null details out.
         details = PromptTokensDetails(used.cached_tokens, _UNSET, _UNSET)
         usage = _usage(used, details, _stages(self._generation), null=False)
-        return [self.chunk([], usage=usage, system_fingerprint=self._generation.fingerprint)]
+        return [
+            self.chunk(
+                [],
+                usage=usage,
+                system_fingerprint=fingerprint_of(self._generation),
+                metrics=metrics_of(self._generation) or _UNSET,
+            )
+        ]
 
     def failure_events(self, error: InlayError) -> list[Event]:
         return [ErrorResponse(shown(error))]

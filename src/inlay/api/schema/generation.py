@@ -266,6 +266,11 @@ class GenerationRequest(RequestFields, kw_only=True):
         field("the only ids that may be sampled, end tokens included; not empty.", [1, 2, 3]),
     ] = None
 
+    return_weight_versions: Annotated[
+        bool | None,
+        field("show the identity of the weights that made each choice, as `weight_versions`."),
+    ] = None
+
     ebnf: Unserved = None
     guided_choice: Unserved = None
     guided_grammar: Unserved = None
@@ -279,7 +284,6 @@ class GenerationRequest(RequestFields, kw_only=True):
     repetition_detection: Unserved = None
     return_prompt_text: Unserved = None
     return_token_offsets: Unserved = None
-    return_weight_versions: Unserved = None
     routed_experts_prompt_start: Unserved = None
     stream_interval: Unserved = None
     use_beam_search: Unserved = None

@@ -100,9 +100,6 @@ UNSERVED: Mapping[str, Reason] = {
         "return_token_ids gives the prompt's ids, /detokenize their text", (False,)
     ),
     "return_token_offsets": Reason(_RENDER, (False,)),
-    "return_weight_versions": Reason(
-        "an answer is of one set of weights, which system_fingerprint names", (False,)
-    ),
     "routed_experts_prompt_start": Reason(_EXPERTS, (0,)),
     "stream_interval": Reason("each event is sent as soon as there is text for it", (1,)),
     "use_beam_search": Reason(

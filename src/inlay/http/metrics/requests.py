@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -256,6 +257,14 @@ class Metrics:
         return RequestTimes(self, model, prompt_tokens, began)
 
 
+class Spent(NamedTuple):
+    """Seconds of a choice: to its first step (0 if unknown), to its first token, to its last."""
+
+    queued: float
+    prefilling: float
+    decoding: float
+
+
 class ChoiceTimes:
     """Times of one choice.
 
@@ -265,9 +274,10 @@ class ChoiceTimes:
     Attributes:
         first: `time.perf_counter` of its first tokens; 0 before them.
         output: tokens so far.
+        spent: once it has ended; None without tokens.
     """
 
-    __slots__ = ("_began", "_last", "_metrics", "_model", "_observe", "first", "output")
+    __slots__ = ("_began", "_last", "_metrics", "_model", "_observe", "first", "output", "spent")
 
     def __init__(self, metrics: Metrics, model: str, began: float) -> None:
         self._metrics = metrics
@@ -276,6 +286,7 @@ class ChoiceTimes:
         self._observe = metrics._between.of(model).observe
         self._last = self.first = 0.0
         self.output = 0
+        self.spent: Spent | None = None
 
     def tokens(self, count: int) -> None:
         """Record `count` further tokens, at least one."""
@@ -293,6 +304,7 @@ class ChoiceTimes:
         if self.first:
             decoding = self._last - self.first
             prefilling = max(0.0, self.first - self._began - queued)
+            self.spent = Spent(queued, prefilling, decoding)
             self._metrics._prefilling(self._model).observe(prefilling)
             self._metrics._inference(self._model).observe(prefilling + decoding)
             self._metrics._decoding(self._model).observe(decoding)
@@ -322,6 +334,10 @@ class RequestTimes:
         """Begin to measure a further choice."""
         self._choices.append(ChoiceTimes(self._metrics, self._model, self._began))
         return self._choices[-1]
+
+    def spent(self) -> Spent | None:
+        """Return the times of the first choice, once it has ended; None without tokens."""
+        return self._choices[0].spent if self._choices else None
 
     def finished(self, cached_tokens: int) -> None:
         """Record the end of the request."""

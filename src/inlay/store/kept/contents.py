@@ -18,6 +18,10 @@ from inlay.store.shared import Storage
 PIECE_BYTES = 1024 * 1024
 """Bytes of a piece at most: what a reader and a writer of a file hold of it."""
 
+PIECES_HELD = 4
+"""Pieces that a content takes in memory while it is sent: one that the connection has, one that
+waits for it, and the next, read and opened."""
+
 SALT_BYTES = 32
 
 

@@ -9,7 +9,13 @@ from inlay.api.generation.choices import ChoicePiece, ChoiceState, joined
 from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.generation.logprobs import LEAST, token_names
 from inlay.api.generation.tools import ToolChoice, ToolUse
-from inlay.api.openai.chunks import Chunks, whole_usage
+from inlay.api.openai.chunks import (
+    Chunks,
+    fingerprint_of,
+    metrics_of,
+    weight_versions_of,
+    whole_usage,
+)
 from inlay.api.openai.completions.shape import prompt_ids
 from inlay.api.openai.schema.chat import (
     ChatChoice,
@@ -26,6 +32,7 @@ from inlay.api.openai.schema.chat import (
     ToolCallPiece,
     TopLogprob,
 )
+from inlay.api.openai.schema.generation import WeightVersion
 from inlay.api.schema.chat import ChatRequest
 from inlay.http.sse import Event, TextEvents
 from inlay.render import ContentDelta, ParsedOutput, Renderer, ToolCallDelta
@@ -163,7 +170,10 @@ class ChatShape:
         if not last:
             return self._chunks.chunk([shown], usage=usage)
         ended = msgspec.structs.replace(
-            shown, finish_reason=self._finish_reason(choice, piece), stop_reason=piece.stop_reason
+            shown,
+            finish_reason=self._finish_reason(choice, piece),
+            stop_reason=piece.stop_reason,
+            weight_versions=self._weight_versions(choice),
         )
         return self._chunks.chunk([ended], last=True, usage=usage)
 
@@ -178,7 +188,8 @@ class ChatShape:
             model=self._model,
             choices=[self._choice(choice, with_ids) for choice in self._generation.choices],
             usage=whole_usage(self._generation),
-            system_fingerprint=self._generation.fingerprint,
+            system_fingerprint=fingerprint_of(self._generation),
+            metrics=metrics_of(self._generation),
             prompt_logprobs=None
             if scores is None
             else scores.shown(self._renderer, int(self._request.prompt_logprobs or 0)),
@@ -242,7 +253,11 @@ class ChatShape:
             stop_reason=piece.stop_reason,
             token_ids=list(piece.token_ids) if with_ids else None,
             hidden_states=choice.hidden_states,
+            weight_versions=self._weight_versions(choice),
         )
+
+    def _weight_versions(self, choice: ChoiceState) -> list[WeightVersion] | msgspec.UnsetType:
+        return weight_versions_of(self._request, self._generation, choice.completion_tokens)
 
     def _logprobs(self, piece: ChoicePiece) -> ChatLogprobs | None:
         if not self._request.logprobs:

@@ -7,7 +7,13 @@ import msgspec
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, joined
 from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.generation.logprobs import LEAST, token_names
-from inlay.api.openai.chunks import Chunks, whole_usage
+from inlay.api.openai.chunks import (
+    Chunks,
+    fingerprint_of,
+    metrics_of,
+    weight_versions_of,
+    whole_usage,
+)
 from inlay.api.openai.schema.completions import (
     Completion,
     CompletionChoice,
@@ -16,6 +22,7 @@ from inlay.api.openai.schema.completions import (
     CompletionLogprobs,
     CompletionRequest,
 )
+from inlay.api.openai.schema.generation import WeightVersion
 from inlay.http.sse import Event, TextEvents
 from inlay.messages.prompt import Prompt
 from inlay.messages.request import TokenLogprobs
@@ -70,6 +77,7 @@ class CompletionShape:
                 stop_reason=piece.stop_reason,
                 prompt_token_ids=prompt,
                 token_ids=ids,
+                weight_versions=self._weight_versions(choice) if ends else msgspec.UNSET,
             )
             usage = chunks.usage_of(choice, piece)
             if usage is not msgspec.UNSET:
@@ -101,7 +109,8 @@ class CompletionShape:
             model=self._model,
             choices=self._best() if self._request.best_of is not None else self._all(),
             usage=whole_usage(self._generation),
-            system_fingerprint=self._generation.fingerprint,
+            system_fingerprint=fingerprint_of(self._generation),
+            metrics=metrics_of(self._generation),
         )
 
     def _all(self) -> list[CompletionChoice]:
@@ -132,7 +141,11 @@ class CompletionShape:
             if scores is None or asked is None
             else scores.shown(self._renderer, int(asked)),
             hidden_states=choice.hidden_states,
+            weight_versions=self._weight_versions(choice),
         )
+
+    def _weight_versions(self, choice: ChoiceState) -> list[WeightVersion] | msgspec.UnsetType:
+        return weight_versions_of(self._request, self._generation, choice.completion_tokens)
 
     def _parts(
         self, choice: ChoiceState, piece: ChoicePiece

@@ -410,12 +410,6 @@ def check_responses(request: ResponsesRequest) -> None:
     check_depths(request, *_FREE_FORM)
     if request.text is not None:
         check_depth(request.text.format, "text.format")
-    if request.truncation not in (None, "disabled"):
-        raise InvalidRequestError(
-            f"truncation must be 'disabled', got {request.truncation[:40]!r}: no item is ever "
-            "dropped from the input",
-            param="truncation",
-        )
     if request.max_output_tokens is not None and request.max_output_tokens < 1:
         raise InvalidRequestError(
             f"max_output_tokens must be at least 1, got {request.max_output_tokens}",

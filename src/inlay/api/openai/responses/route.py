@@ -138,14 +138,15 @@ async def count_input(call: Call) -> None:
     said, chat = await server.run_prepared(incoming.size, _as_chat, request)
     model = chat_model(server, request.model)
     try:
-        found = await chat_prompt(call, incoming, chat, model, _reader(said), request)
+        found = await chat_prompt(call, incoming, chat, model, _reader(said, request), request)
     except InvalidRequestError as error:
         raise error.mapped(_own_field) from None
     await call.json(InputTokens(model.positions_before + len(found.prompt)))
 
 
-def _reader(said: ResponsesChat) -> MessageReader:
-    return partial(read_messages, said.messages, named=said.named, served=PARTS)
+def _reader(said: ResponsesChat, request: ResponsesRequest) -> MessageReader:
+    sheds = request.truncation == "auto"
+    return partial(read_messages, said.messages, named=said.named, served=PARTS, sheds=sheds)
 
 
 async def answer(
@@ -172,7 +173,7 @@ async def answer(
             chat,
             model,
             response_id,
-            _reader(said),
+            _reader(said, request),
             request,
         )
         del incoming, said
@@ -263,5 +264,6 @@ def opening_of(
         tools=[{**blank, **tool} for tool in request.tools or ()],
         top_logprobs=request.top_logprobs or 0,
         top_p=top_p,
+        truncation=request.truncation or "disabled",
         user=request.user,
     )

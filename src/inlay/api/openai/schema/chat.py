@@ -4,7 +4,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from inlay.api.openai.schema.generation import UsageInfo, WholeResponse
+from inlay.api.openai.schema.generation import (
+    ChunkMetrics,
+    UsageInfo,
+    WeightVersions,
+    WholeResponse,
+)
 from inlay.api.schema.described import (
     AnswerText,
     CreatedAt,
@@ -149,6 +154,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     token_ids: TokenIds = None
     routed_experts: None = None
     hidden_states: ShownStates = msgspec.UNSET
+    weight_versions: WeightVersions = msgspec.UNSET
 
 
 class ChatCompletion(WholeResponse, frozen=True, kw_only=True):
@@ -234,6 +240,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
         list[int] | msgspec.UnsetType | None,
         field("ids of the answer's tokens; null unless asked for.", [464, 29]),
     ] = msgspec.UNSET
+    weight_versions: WeightVersions = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,6 +260,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
         UsageInfo | msgspec.UnsetType, field("Positions and tokens of this answer.")
     ] = msgspec.UNSET
     system_fingerprint: Fingerprint = msgspec.UNSET
+    metrics: ChunkMetrics = msgspec.UNSET
     prompt_token_ids: Annotated[
         list[int] | msgspec.UnsetType | None,
         field("ids of the prompt; null unless asked for, and where it holds embeddings.", [1, 887]),

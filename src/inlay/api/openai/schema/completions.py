@@ -4,7 +4,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from inlay.api.openai.schema.generation import UsageInfo, WholeResponse
+from inlay.api.openai.schema.generation import (
+    ChunkMetrics,
+    UsageInfo,
+    WeightVersions,
+    WholeResponse,
+)
 from inlay.api.schema.described import (
     QUESTION,
     ROWS,
@@ -258,6 +263,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     prompt_token_ids: PromptTokenIds = None
     routed_experts: None = None
     hidden_states: ShownStates = msgspec.UNSET
+    weight_versions: WeightVersions = msgspec.UNSET
 
 
 class Completion(WholeResponse, frozen=True, kw_only=True):
@@ -287,6 +293,7 @@ class CompletionChunkChoice(msgspec.Struct, frozen=True):
     prompt_token_ids: PromptTokenIds = None
     token_ids: TokenIds = None
     hidden_states: ShownStates = msgspec.UNSET
+    weight_versions: WeightVersions = msgspec.UNSET
 
 
 class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,3 +310,4 @@ class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
         UsageInfo | msgspec.UnsetType, field("Positions and tokens of this answer.")
     ] = msgspec.UNSET
     system_fingerprint: Fingerprint = msgspec.UNSET
+    metrics: ChunkMetrics = msgspec.UNSET

@@ -1,6 +1,6 @@
 """Fields that the responses of completions and chat completions share."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -12,6 +12,40 @@ from inlay.api.schema.described import (
     TotalTokens,
 )
 from inlay.messages.fields import field
+
+
+class RequestMetrics(msgspec.Struct, frozen=True):
+    """Times of an answer, as vLLM counts them; null where the engine does not say when it began."""
+
+    time_to_first_token_ms: Annotated[
+        float | None, field("from its first step to its first token.", 21.5)
+    ]
+    generation_time_ms: Annotated[float | None, field("from its first token to its last.", 310.0)]
+    queue_time_ms: Annotated[float | None, field("at its worker, before its first step.", 0.8)]
+    mean_itl_ms: Annotated[float | None, field("between two tokens.", 10.0)]
+    tokens_per_second: Annotated[
+        float | None, field("tokens in the time from its first step to its last token.", 96.5)
+    ]
+
+
+ChunkMetrics: TypeAlias = Annotated[
+    RequestMetrics | msgspec.UnsetType,
+    field("times of an answer of one choice, beside the usage at its end."),
+]
+
+
+class WeightVersion(msgspec.Struct, frozen=True):
+    """Tokens `start` to `end` of an answer, and the weights that made them."""
+
+    version: Annotated[str, field("identity of configuration and weights.", "9f86d081884c7d65")]
+    start: Annotated[int, field("always 0: an answer is of one set of weights.", 0)]
+    end: Annotated[int, field("number of its tokens.", 32)]
+
+
+WeightVersions: TypeAlias = Annotated[
+    list[WeightVersion] | msgspec.UnsetType,
+    field("weights that made the answer, where `return_weight_versions` asks for them."),
+]
 
 
 class WholeResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +65,10 @@ class WholeResponse(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     kv_transfer_params: None = None
     ec_transfer_params: None = None
-    metrics: None = None
+    metrics: Annotated[
+        RequestMetrics | None,
+        field("times of an answer of one choice; null without --enable-per-request-metrics."),
+    ] = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

@@ -98,7 +98,9 @@ class ResponsesRequest(RequestFields, kw_only=True):
             are added; its items come before `input`. Only with --response-store.
         text: format of the answer.
         tools: functions, at most 1024: `{"type": "function", "name", "description", "parameters"}`.
-        truncation: only "disabled" is served.
+        truncation: "auto" leaves the oldest turns out where the input is too long: a call with
+            its result, never what the system says, nor the last turn; `X-Dropped-Messages` says
+            how many messages. Else such an input is refused.
         max_output_tokens: output tokens at most, reasoning included, 1 or more; when absent what
             the context leaves.
         max_tool_calls: accepted and returned; no tool is called by the server.
@@ -152,7 +154,7 @@ class ResponsesRequest(RequestFields, kw_only=True):
         ),
     ] = None
     top_logprobs: Annotated[int | None, example(3)] = None
-    truncation: Annotated[str | None, example("disabled")] = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, example("auto")] = None
 
     include_reasoning: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, example({"enable_thinking": False})] = (
@@ -335,7 +337,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     ]
     top_logprobs: Annotated[int, field("as the request had it.", 0)]
     top_p: Annotated[float, field("the value that was used.", 1.0)]
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Annotated[
+        Literal["auto", "disabled"], field("as the request had it.", "disabled")
+    ] = "disabled"
     usage: Annotated[ResponsesUsage | None, field("Positions and tokens of this answer.")] = None
     user: Annotated[str | None, field("as the request had it.", "somebody")]
     hidden_states: ShownStates = msgspec.UNSET
