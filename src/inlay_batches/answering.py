@@ -232,7 +232,7 @@ class ServerWork:
         return with_seed(request.body, seed_of(self._record.id, request.custom_id))
 
     async def _ask(self, body: bytes, request_id: str) -> tuple[int, bytes, bool, float | None]:
-        """Return (status, body, whether a worker has tried, `Retry-After`) of the route's answer."""
+        """Return (status, body, whether a worker tried, `Retry-After`) of the route's answer."""
         caller = self._caller_of(self._owner)
         if caller is None:
             # Its batch is cancelled within seconds.

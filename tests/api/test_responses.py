@@ -404,7 +404,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema', got 'xml'"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "got null"),
     ({"text": {"verbosity": "loud"}}, "text.verbosity", "allowed: low, medium, high"),
-    ({"truncation": "auto"}, "truncation", "'disabled'"),
+    ({"truncation": "left"}, "truncation", "allowed: auto, disabled"),
     ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
     ({"max_output_tokens": 10_000}, "max_output_tokens", "maximum context length"),
     ({"temperature": -1}, "temperature", "at least 0"),

@@ -35,19 +35,20 @@ def embedder() -> Iterator[Served]:
 
 
 _SOUND = """
-import sys
+import shutil, sys
 from tests.api.test_transcriptions import sound_file, with_template
-open(sys.argv[1], "wb").write(sound_file())
-print(with_template("qwen2_audio"))
+shutil.copytree(with_template("qwen2_audio"), sys.argv[1])
+open(sys.argv[2], "wb").write(sound_file())
 """
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
     """A server that hears, and a file for it."""
-    file = tmp_path_factory.mktemp("sound") / "a.wav"
+    folder = tmp_path_factory.mktemp("sound")
+    model, file = folder / "model", folder / "a.wav"
     # Models are made where servers are started: this environment has no transformers.
-    made = subprocess.run([PYTHON, "-c", _SOUND, file], check=True, capture_output=True, text=True)
+    subprocess.run([PYTHON, "-c", _SOUND, model, file], check=True)
     words = ("--served-model-name", NAME, "--max-model-len", "256", "--dtype", "float32")
-    with serving(made.stdout.split()[-1], *words) as served:
+    with serving(model, *words) as served:
         yield served, file
