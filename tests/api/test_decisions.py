@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import torch
@@ -298,6 +299,15 @@ def test_nothing_is_computed_where_the_last_question_is_wrong(
 def test_an_image_for_a_model_of_texts_is_a_400(url: str) -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
     assert "image" in refused(url, input=[{"role": "user", "content": [image]}])["message"]
+
+
+def test_a_decision_whose_time_is_up_leaves_nothing_running(llama: Fleet, url: str) -> None:
+    asked = {"model": "tiny", "input": STATE, "questions": [PREDICATE] * 400}
+    response = httpx.post(
+        f"{url}/v1/decisions", json=asked, headers={"X-Request-Timeout": "0.05"}, timeout=90
+    )
+    assert response.status_code == 504
+    assert llama.idle_within(60)
 
 
 def test_four_hundred_questions_are_answered(llama: Fleet, url: str) -> None:

@@ -202,6 +202,11 @@ def test_stereo_of_another_rate_is_heard(client: openai.OpenAI) -> None:
     assert heard.usage.output_tokens > 0
 
 
+def test_silence_is_heard(client: openai.OpenAI) -> None:
+    loud = sound_file()
+    assert ask(client, loud[:44] + bytes(len(loud) - 44)).usage.output_tokens > 0
+
+
 def test_a_model_that_hears_nothing_says_so(plain_url: str) -> None:
     response = httpx.post(
         f"{plain_url}/v1/audio/transcriptions",

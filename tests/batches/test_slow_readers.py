@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -137,6 +138,25 @@ def test_a_reader_that_leaves_gives_back_what_was_held_for_it(
     with slow_readers(url, file[0], SLOW):
         assert held(llama, url) == SLOW * HELD
     until(lambda: held(llama, url) == 0)
+
+
+@pytest.mark.slow
+def test_a_file_of_the_largest_size_goes_in_and_out_in_pieces(llama: Fleet, tmp_path: Path) -> None:
+    """200 MB, as many as OpenAI takes, in less than 64 MiB."""
+    url = llama.serve(batches=BatchSettings(batch_store=str(tmp_path / "store")))
+    path, size = tmp_path / "large", 200_000_000
+    with path.open("wb") as writing:
+        writing.truncate(size)
+    with path.open("rb") as reading, peak_growth(os.getpid()) as grown:
+        sent = httpx.post(
+            f"{url}/v1/files", data={"purpose": "user_data"}, files={"file": ("a", reading)},
+            timeout=300,
+        ).json()  # fmt: skip
+        reading.seek(0)
+        assert sent["bytes"] == size
+        digest = hashlib.file_digest(reading, "sha256").hexdigest()
+        assert whole(url, sent["id"], "any") == digest
+    assert grown[0] < 64 * MIB
 
 
 def test_a_slow_reader_of_a_stream_sees_all_and_keeps_nobody_waiting(

@@ -109,6 +109,27 @@ def test_what_takes_another_place_needs_room_for_the_rest_alone() -> None:
     asyncio.run(main())
 
 
+def test_what_is_kept_expires_and_leaves_nothing() -> None:
+    async def act() -> None:
+        now, storage = 1000.0, MemoryStorage(MIB)
+        contents = Contents(storage)
+        kept = Kept(storage, contents, max_bytes=MIB, owner_bytes=MIB, ttl=60, clock=lambda: now)
+        items = await kept.write("owner", "items", b"[]")
+        record = ConversationRecord(
+            id="conv_a", created_at=1000, expires_at=kept.expiry(), items=items
+        )
+        await kept.add("owner", record)
+        now += 59
+        assert (await kept.find("owner", "conv_a", ConversationRecord))[1] == record
+        now += 1
+        assert (await kept.find("owner", "conv_a", ConversationRecord))[1] is None
+        await kept.sweep(0)
+        assert await storage.list() == []
+        assert await storage.contents() == set()
+
+    asyncio.run(act())
+
+
 def test_a_sweep_counts_records_as_they_were_counted_before() -> None:
     async def main() -> None:
         storage = MemoryStorage(MIB)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from langchain_openai.decisions import Choice, OpenAIDecisions, Predicate, Score
 
 from tests.serving import Served
 
@@ -66,3 +67,16 @@ def test_texts_are_embedded(embedder: Served) -> None:
     first, second = model.embed_documents(["a lantern", "a harbour"])
     assert first != second
     assert model.embed_query("a lantern") == pytest.approx(first, abs=1e-5)
+
+
+def test_decisions_of_the_three_kinds_are_read(server: Served) -> None:
+    model = OpenAIDecisions(model="m", base_url=server.v1, api_key="k", max_retries=0)
+    questions = {
+        "urgent": Predicate(instructions="Is it urgent?"),
+        "team": Choice(instructions="Which?", choices={"a": "one", "b": "two"}),
+        "mood": Score(instructions="How upset?", levels=["calm", "angry"]),
+    }
+    found = model.invoke({"input": "a lantern is broken", "questions": questions})
+    assert 0 < found.predicates["urgent"].probability < 1
+    assert found.choices["team"].choice in ("a", "b")
+    assert 0 < found.scores["mood"].score < 1
