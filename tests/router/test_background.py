@@ -66,6 +66,37 @@ def test_the_time_without_background_work_is_learned_again_when_others_do_more()
     assert window.size >= before
 
 
+@pytest.mark.parametrize("each_second", [1, 4])
+def test_first_tokens_count_however_few_and_whatever_ran_when_others_came(each_second: int) -> None:
+    """A client that asks now and then, beside a batch that had the pool for itself.
+
+    A step of more sequences takes longer, and a request waits for half of the one it finds.
+    """
+    now = 0.0
+    window = BackgroundWindow(lambda: now)
+    left: list[float] = []
+    while window.admits(1, 0, 32):
+        window.began()
+        left.append(5.0)
+    assert len(left) == 32
+    sizes, waits = [], []
+    for _ in range(120):
+        for _ in range(each_second):
+            waits.append(0.02 + 0.001 * len(left))
+            window.waited(waits[-1], first=True)
+            now += 1 / each_second
+        for _ in [end for end in left if end <= now]:
+            window.ended()
+        left = [end for end in left if end > now]
+        while window.admits(1, 1, 32):
+            window.began()
+            left.append(now + 3.0)
+        sizes.append(window.size)
+    assert max(sizes[20:]) > 1
+    late = sorted(waits[len(waits) // 2 :])
+    assert late[len(late) // 2] <= 1.25 * 0.02 * 1.05
+
+
 def test_an_idle_pool_runs_background_requests_at_its_full_width() -> None:
     now = 0.0
     window = BackgroundWindow(lambda: now)

@@ -5,11 +5,13 @@ one each second, and is halved in a second in which others waited longer than `M
 what they wait without background work: for their first token, or for the next one (additive
 increase, multiplicative decrease; Chiu and Jain, "Analysis of the increase and decrease algorithms
 for congestion avoidance in computer networks", 1989). The times without background work are those
-of seconds in which at most one such request ran; they are learned again whenever that is so.
+in which at most one such request ran; they are learned again whenever that is so. Until they are
+known it is one, whatever ran when others came.
 """
 
 import time
 from collections.abc import Callable
+from math import inf
 from statistics import fmean, median
 
 MOST_SLOWER = 1.2
@@ -17,10 +19,42 @@ SECONDS = 1.0
 """Seconds between two changes of the number."""
 
 _LEAST = 3
-"""First tokens in a second from which their median says something."""
+"""First tokens from whose median something is seen; a client alone may take seconds for them."""
 _SAMPLES = 512
 _LEARNED = 0.3
 """Weight of a new time without background work in the mean of them."""
+
+
+class _Waits:
+    """What others wait for a token.
+
+    Attributes:
+        least: samples that are judged together.
+        samples: seconds, those that are not judged yet.
+        most: background requests that ran meanwhile.
+        without: seconds without background work; None while unknown.
+    """
+
+    __slots__ = ("least", "mean", "most", "samples", "without")
+
+    def __init__(self, mean: Callable[[list[float]], float], least: int) -> None:
+        self.mean = mean
+        self.least = least
+        self.samples: list[float] = []
+        self.most = 0
+        self.without: float | None = None
+
+    def judged(self, running: int) -> float | None:
+        """Return how many times as long others wait; infinity if unknown, None without samples."""
+        if len(self.samples) < self.least:
+            return None
+        found = self.mean(self.samples)
+        if self.most <= 1:
+            before = found if self.without is None else self.without
+            self.without = before + _LEARNED * (found - before)
+        self.samples.clear()
+        self.most = running
+        return inf if self.without is None else found / self.without
 
 
 class BackgroundWindow:
@@ -36,8 +70,7 @@ class BackgroundWindow:
     """
 
     __slots__ = (
-        "_clock", "_first", "_firsts", "_gap", "_gaps", "_most", "_since", "_used_at", "active",
-        "running", "size",
+        "_clock", "_firsts", "_gaps", "_since", "_used_at", "active", "running", "size",
     )  # fmt: skip
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,11 +80,8 @@ class BackgroundWindow:
         self._clock = clock
         self._since = clock()
         self._used_at = float("-inf")
-        self._most = 0
-        self._firsts: list[float] = []
-        self._gaps: list[float] = []
-        self._first: float | None = None
-        self._gap: float | None = None
+        self._firsts = _Waits(median, _LEAST)
+        self._gaps = _Waits(fmean, 1)
 
     def admits(self, count: int, others: int, places: int) -> bool:
         """Return True if so many more may run.
@@ -72,7 +102,8 @@ class BackgroundWindow:
     def began(self) -> None:
         """Count a background request that begins."""
         self.running += 1
-        self._most = max(self._most, self.running)
+        for waits in (self._firsts, self._gaps):
+            waits.most = max(waits.most, self.running)
 
     def ended(self) -> None:
         """Count one that has ended."""
@@ -81,33 +112,21 @@ class BackgroundWindow:
     def waited(self, seconds: float, *, first: bool) -> None:
         """Note how long another request waited for a token."""
         self._used_at = self._clock()
-        samples = self._firsts if first else self._gaps
+        samples = (self._firsts if first else self._gaps).samples
         if len(samples) < _SAMPLES:
             samples.append(seconds)
 
     def _change(self, now: float, places: int) -> None:
         if now - self._since < SECONDS:
             return
-        first = median(self._firsts) if len(self._firsts) >= _LEAST else None
-        gap = fmean(self._gaps) if self._gaps else None
-        if self._most <= 1:
-            self._first, self._gap = _learned(self._first, first), _learned(self._gap, gap)
-        if first is not None or gap is not None:
-            if _slower(first, self._first) or _slower(gap, self._gap):
-                self.size = max(1, self.size // 2)
-            else:
-                self.size = min(self.size + 1, max(1, places))
         self._since = now
-        self._most = self.running
-        self._firsts.clear()
-        self._gaps.clear()
-
-
-def _learned(before: float | None, new: float | None) -> float | None:
-    if before is None or new is None:
-        return before if new is None else new
-    return before + _LEARNED * (new - before)
-
-
-def _slower(now: float | None, without: float | None) -> bool:
-    return now is not None and without is not None and now > MOST_SLOWER * without
+        found = [waits.judged(self.running) for waits in (self._firsts, self._gaps)]
+        slower = max((times for times in found if times is not None), default=None)
+        if slower is None:
+            return
+        if slower == inf:
+            self.size = 1
+        elif slower > MOST_SLOWER:
+            self.size = max(1, self.size // 2)
+        else:
+            self.size = min(self.size + 1, max(1, places))
