@@ -158,3 +158,20 @@ async def test_a_pool_that_serves_nobody_else_runs_as_many_as_it_can(count: int)
             (await task)[0].cancel()
     await quiet()
     await asyncio.gather(*(asyncio.wait_for(task, 1) for task in tasks if not task.cancelled()))
+
+
+async def test_batches_of_two_clients_take_turns_whoever_began_first() -> None:
+    worker = Answering("w")
+    house = House(worker)
+    tasks = [
+        await house.ask(f"{name}{number}", client=f"{name}/batch", priority=BACKGROUND)
+        for name in "ab"
+        for number in range(4)
+    ]
+    for _ in range(8):
+        worker.live[0].end()
+        (stream,) = await next(task for task in tasks if task.done())
+        tasks = [task for task in tasks if not task.done()]
+        assert [output async for outputs in stream for output in outputs]
+        await quiet()
+    assert house.sent == ["a0", "a1", "b0", "a2", "b1", "a3", "b2", "b3"]
