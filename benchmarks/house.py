@@ -16,7 +16,7 @@ from benchmarks import _house_step, _house_weight, waiting
 from benchmarks._environment import ensure
 from benchmarks._house_trace import ROOT, files, traced_chat
 
-EXTENSIONS = ("inlay_stages", "inlay_audit", "inlay_tools")
+EXTENSIONS = "inlay_"
 MEDIA = ("/media/", "/image", "/audio", "/pictures", "/sounds", "/speech", "stage", "models_before")
 """Parts of the names of files that a text chat has no use for."""
 

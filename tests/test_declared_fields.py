@@ -14,6 +14,7 @@ from inlay.messages.fields import (
     FOR_SGLANG,
     FOR_VLLM,
     LACKED_BY_SGLANG,
+    LACKED_BY_VLLM,
     MODEL_DEFAULTS,
     SAMPLING,
     Bounds,
@@ -34,7 +35,8 @@ def test_every_engine_is_given_each_plain_field_or_refuses_it() -> None:
     refused = {refusal.feature for refusal in REFUSALS}
     assert set(LACKED_BY_SGLANG) <= refused
     # The rest each engine's own `params_of` says in its own way.
-    assert set(SAMPLING) - {name for _, name in FOR_VLLM} == {"min_tokens", "ignore_eos"}
+    given = {name for _, name in FOR_VLLM} | set(LACKED_BY_VLLM)
+    assert set(SAMPLING) - given == {"min_tokens", "ignore_eos"}
     assert set(SAMPLING) - {name for _, name in FOR_SGLANG} - refused == {"top_k", "ignore_eos"}
 
 

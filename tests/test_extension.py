@@ -146,6 +146,14 @@ def test_one_name_of_two_givers_is_refused() -> None:
             ("--max-image-cost", "3"),
             "--max-image-cost is for engines of an extension that is not loaded, not for torch",
         ),
+        (
+            ("--task", "image"),
+            "--task image is for engines of an extension that is not loaded, not for torch",
+        ),
+        (
+            ("--deploy", "x.yaml"),
+            "--deploy is of the extension 'stages', which is not loaded (--extensions)",
+        ),
     ],
 )
 def test_an_engine_that_is_not_loaded_is_one_line(
@@ -155,6 +163,41 @@ def test_an_engine_that_is_not_loaded_is_one_line(
     assert done.returncode == 1
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+_OPTIONS = """
+from pydantic import BaseModel, Field
+from inlay.engine.spec import EngineSpec
+from inlay.extension import Extension
+
+class Volume(BaseModel, frozen=True, defer_build=True, title="Greetings"):
+    {option}: int = Field(default=3, le=11)
+    \'\'\'Loudness of the greeting.\'\'\'
+
+OPTIONS = {{"engine": Volume}}
+ENGINES = {{"greeter": EngineSpec("greeter:Engine", options=frozenset({{"{option}"}}))}}
+extension = Extension("greeting", options="greeter:OPTIONS", engines="greeter:ENGINES")
+"""
+
+
+def test_an_option_of_an_extension_is_a_flag_of_commands_with_an_engine(tmp_path: Path) -> None:
+    package(tmp_path, "greeting", "greeter")
+    module = tmp_path / "greeter/__init__.py"
+    module.write_text(_OPTIONS.format(option="loudness"))
+    loaded = {"INLAY_EXTENSIONS": "greeting"}
+    shown = inlay(tmp_path, "worker", "--help", "greetings", **loaded).stdout
+    said = "greetings: --loudness N Loudness of the greeting. [at most 11; default 3]"
+    assert said in " ".join(shown.split())
+    over = inlay(tmp_path, "serve", "m", "--loudness", "12", "--extensions", "greeting")
+    assert "--loudness: must be at most 11, got '12'" in over.stderr
+    other = inlay(tmp_path, "serve", "m", INLAY_LOUDNESS="4", **loaded)
+    assert "--loudness is for the greeter engine, not for torch" in other.stderr
+    assert "unknown option --loudness" in inlay(tmp_path, "serve", "m", "--loudness", "4").stderr
+    module.write_text(_OPTIONS.format(option="max_num_seqs"))
+    twice = inlay(tmp_path, "serve", "m", **loaded)
+    assert twice.returncode == 1
+    said = "option 'max_num_seqs' is given twice: by inlay and by extension 'greeting'"
+    assert twice.stderr == f"inlay: {said}\n"
 
 
 def test_another_python_is_lent_what_this_one_has_loaded(tmp_path: Path) -> None:

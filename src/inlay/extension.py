@@ -92,6 +92,9 @@ class Extension:
         engines: `MODULE:NAME` of `engine.spec.EngineSpec` by the name of `--engine`.
         routes: `MODULE:NAME` of `http.app.Routes`, imported where a server starts.
         frontend: `MODULE:NAME` of a function that makes an `http.frontend_part.FrontendPart`.
+        options: `MODULE:NAME` of pydantic classes by the settings that they join as a section:
+            `engine`, which all commands with an engine have, `serve`, `worker`. The title of a
+            class is the heading of its options; `engine.extension_options.section_of` finds it.
         commands: `MODULE:NAME` of a sequence of `cli.command.Command`; none where empty.
     """
 
@@ -109,6 +112,7 @@ class Extension:
     worker: str = ""
     routes: str = ""
     frontend: str = ""
+    options: str = ""
     commands: str = ""
 
 
@@ -119,6 +123,11 @@ def extensions() -> tuple[Extension, ...]:
         InvalidRequestError: one that is named is not installed, or does not fit.
     """
     return load(os.environ.get(VARIABLE))
+
+
+def known() -> tuple[Extension, ...]:
+    """Return those of this process, and all others that come with inlay."""
+    return tuple(dict.fromkeys([*load(None), *extensions()]))
 
 
 @cache

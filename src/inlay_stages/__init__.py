@@ -1,6 +1,7 @@
 """Pipelines of several models, and what they make beside text: images and speech.
 
 walk.py             a request's way through the stages; stage_result.py: what one of them makes
+options.py          flags of engines and commands
 pipeline.py         GRAPH.yaml and its deployment, as models to serve
 graph.py, kinds.py  a pipeline as data; cards.py, feeds.py: what messages have of it
 fleet.py            the one graph of each pipeline in a fleet
@@ -27,5 +28,6 @@ extension = Extension(
     worker="inlay_stages.worker.part:StagePart",
     fleet="inlay_stages.fleet:Graphs",
     engines="inlay_stages.engines.specs:ENGINES",
+    options="inlay_stages.options:OPTIONS",
     routes="inlay_stages.api.routes:ROUTES",
 )

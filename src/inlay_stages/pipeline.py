@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 import yaml
+from pydantic import BaseModel
 
 from inlay.base.errors import InvalidRequestError
+from inlay.engine.extension_options import section_of
 from inlay.engine.settings import EngineSettings, sections
 from inlay.engine.source import Served
 from inlay.render.tokenizer import load_tokenizer
@@ -17,6 +19,7 @@ from inlay.tensors.projector import projector_layers
 from inlay_stages.cards import StageCard
 from inlay_stages.engines.diffusers.facts import INDEX, is_pipeline, read_index
 from inlay_stages.graph import UNLIKE_TOKENIZERS, Graph, Port, Stage, check
+from inlay_stages.options import GraphOptions, OneStageOptions
 
 MAX_WORKERS = 64
 """Workers of a stage on one machine."""
@@ -296,11 +299,18 @@ class StageModels:
     def is_plan(self, model: str) -> bool:
         return is_graph(model)
 
-    def plan(self, given: EngineSettings, deploy: Path | None) -> list[Served]:
-        return stage_engines(given, deploy)
+    def plan(self, given: EngineSettings, command: BaseModel) -> list[Served]:
+        return stage_engines(given, section_of(command, GraphOptions).deploy)
 
-    def planned(self, given: EngineSettings, deploy: Path | None, stage: str | None) -> Served:
-        return stage_engine(given, deploy, stage)
+    def planned(self, given: EngineSettings, command: BaseModel) -> Served:
+        asked = section_of(command, OneStageOptions)
+        return stage_engine(given, asked.deploy, asked.stage)
+
+    def check_model(self, command: BaseModel) -> None:
+        given = section_of(command, GraphOptions).model_fields_set
+        for option in ("stage", "deploy"):
+            if option in given:
+                raise InvalidRequestError(f"--{option} is for a graph, GRAPH.yaml, not for a model")
 
 
 MODELS = StageModels()

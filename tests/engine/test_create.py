@@ -52,6 +52,7 @@ def test_words_to_score_by_are_for_the_torch_engine(engine: str) -> None:
         check_options(settings)
 
 
+@pytest.mark.extensions("stages")
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -1,5 +1,6 @@
 """The command line.
 
+    main.py       extensions, then dispatch.py: the command that the words name
     commands.py   all commands, also of extensions: name, summary, settings class, function
     settings.py   settings classes; each joins the settings of the rooms that it configures
     options.py    fields of a settings class as flags, environment variables and config keys

@@ -1,20 +1,12 @@
-"""From words to a command, and from its errors to one line and an exit status."""
+"""The extensions that words name; from errors to one line and an exit status."""
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-import inlay
-from inlay.base.build import build_id
 from inlay.base.errors import InlayError
-from inlay.cli.command import Command, FileError, UsageError
-from inlay.cli.commands import commands, known_variables
-from inlay.cli.process import EXIT_INTERRUPTED, Console
-from inlay.cli.reading import parse, read, split_extra_args
-from inlay.cli.scrub_argv import scrub_argv
-from inlay.cli.usage import overview, usage
-from inlay.engine.ranks import split_flag
+from inlay.cli.command import FileError, UsageError
+from inlay.cli.process import EXIT_INTERRUPTED, Console, default_sigint
 from inlay.extension import FLAG, VARIABLE
 
 EXIT_FAILURE = 1
@@ -28,8 +20,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
     Returns:
         The exit status: 0 when it did what was asked, 1 when that failed, 2 when the words make no
-            sense, 130 when it was
-        interrupted.
+            sense, 130 when it was interrupted.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     console = Console(sys.stdout, sys.stderr)
@@ -42,19 +33,11 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
     def find_and_run() -> int:
         words = _choose_extensions(given)
-        if not words or words[0] in ("-h", "--help"):
-            console.out(overview((command.name, command.summary) for command in commands()))
-            return 0
-        if words[1:2] in (["-h"], ["--help"]) and (group := _group(words[0])):
-            console.out(overview((command.name, command.summary) for command in group))
-            return 0
-        if words[0] == "--version":
-            console.out(f"inlay {inlay.__version__} (build {build_id()})\n")
-            return 0
-        command, extra_args = _find(words)
-        return failing(
-            f"inlay {command.name}", console, lambda: _run(command, extra_args, environ, console)
-        )
+        with default_sigint():
+            # Only now: extensions add to the settings classes of commands.
+            from inlay.cli.dispatch import act_of
+        name, act = act_of(words, environ, console)
+        return failing(name, console, act)
 
     return failing("inlay", console, find_and_run)
 
@@ -81,65 +64,25 @@ def failing(name: str, console: Console, act: Callable[[], int]) -> int:
         return EXIT_PIPE
 
 
-def _run(
-    command: Command, words: Sequence[str], environ: Mapping[str, str], console: Console
-) -> int:
-    parsed = parse(command, words)
-    if parsed.help is not None:
-        console.out(usage(command, parsed.help))
-        return 0
-    settings = read(command, parsed, environ, known_variables())
-    scrub_argv(command.options, parsed)
-    return command.run(settings, parsed.extra_args)
-
-
-def _choose_extensions(words: Sequence[str]) -> list[str]:
+def _choose_extensions(given: Sequence[str]) -> list[str]:
     """Take `--extensions` out of the words; the environment gives it to all that is started.
 
-    It may stand anywhere, as it says which commands and options there are.
+    It may stand anywhere before `--`, as it says which commands and options there are.
     """
-    before, extra_args = split_extra_args(words)
+    words = list(given)
+    end = words.index("--") if "--" in words else len(words)
     kept: list[str] = []
     index = 0
-    while index < len(before):
-        name, written, value = split_flag(before[index])
+    while index < end:
+        name, has_value, value = words[index].partition("=")
         index += 1
         if name != FLAG:
-            kept.append(before[index - 1])
+            kept.append(words[index - 1])
             continue
-        if value is None:
-            if index == len(before):
-                raise UsageError(f"{written} needs a value")
-            value = before[index]
+        if not has_value:
+            if index == end:
+                raise UsageError(f"{FLAG} needs a value")
+            value = words[index]
             index += 1
         os.environ[VARIABLE] = value
-    return [*kept, *(["--", *extra_args] if len(before) < len(words) else [])]
-
-
-def _find(words: Sequence[str]) -> tuple[Command, Sequence[str]]:
-    """The command `words` begin with, and the words after its name."""
-    # "bench write" before "bench".
-    for length in (2, 1):
-        for command in commands():
-            if command.name == " ".join(words[:length]) and len(words) >= length:
-                return command, words[length:]
-    group = [command.name.split()[1] for command in _group(words[0])]
-    if group:
-        raise UsageError(
-            f"{words[0]} takes one of: {', '.join(group)}{_meant(' '.join(words[1:2]), group)}"
-        )
-    names = [command.name for command in commands()]
-    what = "option" if words[0].startswith("-") else "command"
-    raise UsageError(f"unknown {what} {words[0]}{_meant(words[0], names)}")
-
-
-def _group(word: str) -> list[Command]:
-    """The commands of two words that begin with `word`, where it is none by itself."""
-    if any(command.name == word for command in commands()):
-        return []
-    return [command for command in commands() if command.name.startswith(f"{word} ")]
-
-
-def _meant(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f", did you mean {near[0]}?" if near else ""
+    return [*kept, *words[end:]]

@@ -238,15 +238,11 @@ def _served(settings: ServeSettings) -> list[Served]:
         InvalidRequestError: of a graph or deployment.
     """
     given = settings.engine
-    source = plan_of(given.model.model)
+    source = plan_of(given.model.model, settings)
     if source is None:
-        if settings.deploy is not None:
-            raise InvalidRequestError("--deploy is for a graph, GRAPH.yaml, not for a model")
         return [Served(with_engine(given))]
     return [
-        one._replace(workers=1)
-        for one in source.plan(given, settings.deploy)
-        for _ in range(one.workers)
+        one._replace(workers=1) for one in source.plan(given, settings) for _ in range(one.workers)
     ]
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from inlay.engine.extension_options import with_extensions
 from inlay.engine.settings import EngineSettings
 from inlay.http.settings import FrontendSettings
 from inlay.router.settings import RouterSettings
@@ -14,13 +15,11 @@ from inlay.transport.embeds_cache import KEPT_BYTES
 from inlay.transport.nats.settings import NatsSettings
 
 
+@with_extensions("serve")
 class ServeSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay serve`: one engine, or those of a pipeline, and the HTTP in front of it."""
 
     engine: EngineSettings = Field(title="Model and engine")
-    deploy: Path | None = Field(default=None, title="Model and engine")
-    """Deployment of the stages of a pipeline, where the model is a graph, GRAPH.yaml: engine,
-    workers, device and the like of each stage."""
     frontend: FrontendSettings = Field(title="HTTP")
     router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
     store: StoreSettings = Field(default_factory=StoreSettings, title="Stored embeddings")
@@ -49,15 +48,11 @@ class NatsServerSettings(BaseModel, frozen=True, defer_build=True):
     store directory unless set."""
 
 
+@with_extensions("worker")
 class WorkerSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay worker`: one engine in a fleet."""
 
     engine: EngineSettings = Field(title="Model and engine")
-    stage: str | None = Field(default=None, title="Model and engine")
-    """Stage of the pipeline that the worker is, where the model is a graph, GRAPH.yaml."""
-    deploy: Path | None = Field(default=None, title="Model and engine")
-    """Deployment of the stages of a pipeline, where the model is a graph, GRAPH.yaml: engine,
-    workers, device and the like of each stage."""
     enable_prompt_embeds: bool = Field(default=False, title="Model and engine")
     """Accept embeddings as prompts; frontends follow the setting of each worker."""
     fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, NoReturn
 
 import inlay
-from inlay.base.errors import InvalidRequestError
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
 from inlay.cli.process import Console, on_signals, run_until_signal
@@ -68,14 +67,11 @@ def _engine(settings: WorkerSettings) -> tuple[EngineSettings, Stage | None]:
         InvalidRequestError: of a graph, its deployment or the stage.
     """
     given = settings.engine
-    source = plan_of(given.model.model)
-    if source is not None:
-        found = source.planned(given, settings.deploy, settings.stage)
-        return found.engine, found.stage
-    if settings.stage is not None or settings.deploy is not None:
-        flag = "--deploy" if settings.stage is None else "--stage"
-        raise InvalidRequestError(f"{flag} is for a graph, GRAPH.yaml, not for a model")
-    return with_engine(given), None
+    source = plan_of(given.model.model, settings)
+    if source is None:
+        return with_engine(given), None
+    found = source.planned(given, settings)
+    return found.engine, found.stage
 
 
 async def _host(settings: WorkerSettings, stage: Stage | None, console: Console) -> None:

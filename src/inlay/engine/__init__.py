@@ -4,7 +4,8 @@ All implement the protocols of `api.py` (`Engine`, `GenerateEngine`, `AdapterEng
 `SleepingEngine`). Importing this package imports no engine; each loads its heavy libraries when it
 is created.
 
-`settings.py` is the one declaration of a worker's engine flags, `spec.py` the registry that
+`settings.py` is the one declaration of a worker's engine flags, to which `extension_options.py`
+adds those of extensions, `spec.py` the registry that
 `create` chooses from: `torch` (built in), `embed` (embeddings and scores with transformers),
 `vllm`, `sglang` and `echo.py` (no model, for tests), and those of extensions; `options.py` says
 what each refuses. Shared by all: `admission.py` (checks of requests before they cost anything),

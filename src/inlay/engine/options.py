@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from inlay.base.errors import InvalidRequestError
+from inlay.engine.extension_options import sections_for
 from inlay.engine.settings import EngineSettings
-from inlay.engine.spec import OPTIONS, EngineSpec, engines, imported
+from inlay.engine.spec import OPTIONS, EngineSpec, engines, imported, known
 from inlay.extension import FLAG
 
 
@@ -60,7 +61,7 @@ def check_options(settings: EngineSettings) -> None:
         )
     if spec.check:
         imported(spec.check)(settings)
-    for option in sorted(OPTIONS - spec.options):
+    for option in sorted((OPTIONS | _of_extensions()) - spec.options):
         if not _is_set(settings, option):
             continue
         takers = [name for name, other in engines().items() if option in other.options]
@@ -69,6 +70,12 @@ def check_options(settings: EngineSettings) -> None:
             f"{spec.hints.get(option, '')}",
             param=option.partition(" ")[0],
         )
+
+
+def _of_extensions() -> frozenset[str]:
+    """Return options that no engine takes but those that name them."""
+    names = (each for one in sections_for("engine").values() for each in one.model_fields)
+    return frozenset(names) | {f"task {spec.task}" for spec in known().values() if spec.task}
 
 
 def _named(takers: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ Names are vLLM's where vLLM has the same setting.
 import json
 import os.path
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ from pydantic_core import PydanticKnownError
 
 from inlay.base.errors import InvalidRequestError
 from inlay.embedding.plan import OutputName, PoolingMode
-from inlay.engine.spec import engines, known
+from inlay.engine.spec import known
 from inlay.extension import OneOf
 from inlay.media.spec import Kind, max_items_of
 from inlay.messages.card import Phase
@@ -29,24 +29,33 @@ DtypeName = Annotated[
 """As in vLLM; half means float16, and float means float32."""
 
 
-def _engines() -> Collection[str]:
-    """The names of all engines that come with inlay, and of those that extensions here add.
+def _tasks() -> Collection[str]:
+    """The tasks of the core, and those of engines that have one alone."""
+    alone = [spec.task for spec in known().values() if spec.task]
+    return dict.fromkeys(["auto", "generate", "embed", "score", "encode", *alone])
+
+
+def _one_of(names: Callable[[], Collection[str]]) -> AfterValidator:
+    """Check a name as a `Literal` of these would.
 
     One of an extension that is not loaded is refused when it is used, by a message that says so.
     """
-    return dict.fromkeys([*known(), *engines()])
+
+    def check(name: str) -> str:
+        allowed = [*map(repr, names())]
+        if repr(name) not in allowed:
+            expected = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+            raise PydanticKnownError("literal_error", {"expected": expected})
+        return name
+
+    return AfterValidator(check)
 
 
-def _with_engine(name: str) -> str:
-    names = [*map(repr, _engines())]
-    if repr(name) not in names:
-        expected = f"{', '.join(names[:-1])} or {names[-1]}"
-        raise PydanticKnownError("literal_error", {"expected": expected})
-    return name
-
-
-EngineName = Annotated[str, AfterValidator(_with_engine), OneOf(_engines)]
+EngineName = Annotated[str, _one_of(known), OneOf(known)]
 """A name in the registry of engines."""
+
+TaskName = Annotated[str, _one_of(_tasks), OneOf(_tasks)]
+"""A task of some engine."""
 
 
 def _with_media_limits(value: str | None) -> str | None:
@@ -93,7 +102,7 @@ class ModelOptions(BaseModel, frozen=True, defer_build=True):
     diffusers, which is chosen for a directory with model_index.json, or vllm-omni. speech runs
     stages of a graph that speak. echo runs no model and repeats the prompt, to measure everything
     else."""
-    task: Literal["auto", "generate", "embed", "score", "encode", "image"] = "auto"
+    task: TaskName = "auto"
     """Task of the model: generate text, embed texts, score pairs and classify texts with a
     classification head, encode media without the language model, or make images. auto is derived
     from the model's files and is never encode."""
@@ -122,26 +131,6 @@ class ModelOptions(BaseModel, frozen=True, defer_build=True):
         if path.is_dir():
             return [last.name or self.model]
         return [last.stem if path.is_file() else self.model]
-
-
-class StageOptions(BaseModel, frozen=True, defer_build=True):
-    """Parts of pipelines, and sizes of what they make."""
-
-    part: Literal["pipeline", "text_encoder", "denoiser", "vae", "talker", "token2wav"] = "pipeline"
-    """Part of a model that is loaded: all of it, or one stage of it, of a diffusers pipeline
-    (text_encoder, denoiser, vae) or of a model that speaks (talker, token2wav)."""
-    hidden_projector: str | None = None
-    """Safetensors file of linear layers that make hidden states rows of another model: those of a
-    stage, whose graph sets it, and those that a request asks for with project. torch engine."""
-    max_generated_image_size: int | None = Field(default=None, ge=64)
-    """Maximum number of pixels of a generated image. Unless set, four times those of the model's
-    own size, but at least 64x64 and no more than 2048x2048."""
-    max_image_cost: float | None = Field(default=None, gt=0)
-    """Maximum cost of a generated image in steps of the model's own size: its steps, times its
-    pixels over those of the model's own size. Unless set, max_inference_steps, and more where that
-    size is below 32x32."""
-    max_inference_steps: int = Field(default=200, ge=1, le=1000)
-    """Maximum number of steps of a generated image."""
 
 
 class LibraryOptions(BaseModel, frozen=True, defer_build=True):
@@ -346,7 +335,7 @@ class AdapterOptions(BaseModel, frozen=True, defer_build=True):
 
 
 class PoolingOptions(BaseModel, frozen=True, defer_build=True):
-    """Vectors and scores of models that embed."""
+    """Vectors and scores: of models that embed, and hidden states of those that generate."""
 
     pooling: Literal["auto", PoolingMode] = "auto"
     """Pooling of hidden states to an embedding. auto is the model's own, else the mean for encoders
@@ -363,6 +352,9 @@ class PoolingOptions(BaseModel, frozen=True, defer_build=True):
     float32_matmul_precision: Literal["highest", "high"] = "highest"
     """Precision of float32 products, as in torch: highest keeps all 24 bits, high about 16 where
     that is faster: embeddings and scores of BERT-like models on a CPU with AMX."""
+    hidden_projector: str | None = None
+    """Safetensors file of linear layers that make hidden states rows of another model: those of a
+    stage, whose graph sets it, and those that a request asks for with project. torch engine."""
     max_num_queued_tokens: int = Field(default=1_000_000, ge=1, title="Checks, sleep and health")
     """Maximum number of positions queued for embedding at a worker. Further requests wait in the
     router."""

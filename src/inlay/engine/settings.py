@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from inlay.engine.extension_options import with_extensions
 from inlay.engine.sections import (
     AdapterOptions,
     BatchOptions,
@@ -20,19 +21,18 @@ from inlay.engine.sections import (
     MediaOptions,
     ModelOptions,
     PoolingOptions,
-    StageOptions,
 )
 
 
+@with_extensions("engine")
 class EngineSettings(BaseModel, frozen=True, defer_build=True):
     """The served model, and the resources an engine may use.
 
     An option is declared once, in its section. No two have one name: flags, variables and keys of
-    files name no section.
+    files name no section. Extensions have sections of their own (`extension_options`).
     """
 
     model: ModelOptions = Field(title="Model and engine")
-    stages: StageOptions = Field(default_factory=StageOptions, title="Images, sound and stages")
     library: LibraryOptions = Field(default_factory=LibraryOptions, title="vLLM, SGLang and others")
     batch: BatchOptions = Field(default_factory=BatchOptions, title="Batches and memory")
     cache: CacheOptions = Field(default_factory=CacheOptions, title="Batches and memory")

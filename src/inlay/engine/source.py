@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pydantic import BaseModel
+
+from inlay.engine.extension_options import check_loaded
 from inlay.engine.settings import EngineSettings
 from inlay.extension import parts
 from inlay.messages.card import Stage
@@ -42,25 +45,39 @@ class ModelSource(Protocol):
     def is_plan(self, model: str) -> bool:
         """Return True for a file that says which engines are to be served."""
 
-    def plan(self, given: EngineSettings, deploy: Path | None) -> list[Served]:
+    def plan(self, given: EngineSettings, command: BaseModel) -> list[Served]:
         """Return the engines of such a file, `given.model`.
 
         Args:
-            given: what it sets is for all of them, over which the deployment goes.
-            deploy: file of the deployment, or None.
+            given: what it sets is for all of them.
+            command: settings of `inlay serve`, with the extension's section.
 
         Raises:
             InvalidRequestError: of one of the files.
         """
 
-    def planned(self, given: EngineSettings, deploy: Path | None, stage: str | None) -> Served:
-        """Return the engine of one stage of such a file. Arguments and errors as `plan`."""
+    def planned(self, given: EngineSettings, command: BaseModel) -> Served:
+        """Return the one engine of such a file that `inlay worker` runs.
+
+        Arguments and errors as `plan`.
+        """
+
+    def check_model(self, command: BaseModel) -> None:
+        """Raise `InvalidRequestError` for options of a plan, where a model is served."""
 
 
-def plan_of(model: str) -> ModelSource | None:
-    """Return the extension that serves a file by a plan; None where it is a model."""
-    source: ModelSource
-    for _, source in parts("models"):
+def plan_of(model: str, command: BaseModel) -> ModelSource | None:
+    """Return the extension that serves a file by a plan; None where it is a model.
+
+    Raises:
+        InvalidRequestError: it is a model, and `command` has options of a plan; or options of an
+            extension that is not loaded.
+    """
+    check_loaded(command)
+    sources: list[ModelSource] = [source for _, source in parts("models")]
+    for source in sources:
         if source.is_plan(model):
             return source
+    for source in sources:
+        source.check_model(command)
     return None

@@ -8,7 +8,8 @@ from typing import Any
 from inlay.base import extras
 from inlay.base.errors import InvalidRequestError
 from inlay.base.pace import importing
-from inlay.extension import Extension, extensions, load, merged, parts
+from inlay.extension import Extension, extensions, merged, parts
+from inlay.extension import known as known_extensions
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class EngineSpec:
         missing: message where it is not.
         title: name of the library for people.
         task: the only task, whatever the files of the model say; empty: see `engine.task`.
-        options: of `OPTIONS`, those that this engine takes.
+        options: of `OPTIONS` and those of extensions, those that this engine takes.
         hints: by option, what to use instead.
     """
 
@@ -65,11 +66,6 @@ def imported(path: str) -> Callable[..., Any]:
     return found
 
 
-IMAGES = frozenset(
-    {"task image", "part", "max_generated_image_size", "max_image_cost", "max_inference_steps"}
-)
-"""Options of engines that make images."""
-
 _PAGES = frozenset({"enable_kv_fetch", "kv_offloading_size", "kv_offloading_dir"})
 """Options about pages that others keep."""
 
@@ -86,13 +82,13 @@ _WORDS = frozenset({"score_tokens"})
 """Options of decoders that score."""
 
 OPTIONS = (
-    IMAGES | _BLOCKS | _PAGES | _MEDIA | _LIBRARY | _WORDS
+    _BLOCKS | _PAGES | _MEDIA | _LIBRARY | _WORDS
     | {
         "enable_lora", "task score", "gpu_memory_utilization", "mm_processor_kwargs", "role",
         "speculative_config", "batch_invariant", "tensor_parallel_size",
     }
 )  # fmt: skip
-"""Settings, or values of `task`, that not every engine takes."""
+"""Settings, or values of `task`, that not every engine takes; and all that extensions declare."""
 
 ELSEWHERE = (
     "is not installed in this environment; --engine-python names the Python of one where it is"
@@ -109,7 +105,7 @@ _CORE: Mapping[str, EngineSpec] = {
         environment="inlay.engine.torch.threads:engine_environment",
         library="torch",
         missing=f"torch {HERE} {extras.install('torch')}",
-        options=OPTIONS - IMAGES - _LIBRARY,
+        options=OPTIONS - _LIBRARY,
     ),
     "vllm": EngineSpec(
         generate="inlay.engine.vllm.engine:VllmEngine",
@@ -119,7 +115,7 @@ _CORE: Mapping[str, EngineSpec] = {
         library="vllm",
         title="vLLM",
         missing=f"vLLM {ELSEWHERE}",
-        options=OPTIONS - IMAGES - _BLOCKS - _MEDIA - _PAGES - _WORDS,
+        options=OPTIONS - _BLOCKS - _MEDIA - _PAGES - _WORDS,
         hints={
             "enable_kv_fetch": "; it has --connector",
             "kv_offloading_size": "; after -- it is vLLM's own",
@@ -160,8 +156,8 @@ def engines() -> Mapping[str, EngineSpec]:
 
 
 def known() -> Mapping[str, EngineSpec]:
-    """Return the engines of all that comes with inlay, whatever is loaded."""
-    return _with_those_of(load(None))
+    """Return the engines of all that comes with inlay, loaded or not, and of what is loaded."""
+    return _with_those_of(known_extensions())
 
 
 def _with_those_of(given: tuple[Extension, ...]) -> Mapping[str, EngineSpec]:

@@ -13,7 +13,7 @@ from inlay.tensors.checkpoint import checkpoint_of, config_of
 
 log = logging.getLogger(__name__)
 
-ChosenTask: TypeAlias = Literal["generate", "embed", "score", "image"]
+ChosenTask: TypeAlias = Literal["generate", "embed", "score"]
 
 _BY_SUFFIX: tuple[tuple[str, ChosenTask], ...] = (
     ("ForCausalLM", "generate"),

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 
 from inlay.base import extras
-from inlay.engine.spec import ELSEWHERE, HERE, IMAGES, EngineSpec
+from inlay.engine.spec import ELSEWHERE, HERE, EngineSpec
+from inlay_stages.options import StageOptions
+
+_IMAGES = frozenset({"task image", *StageOptions.model_fields})
 
 ENGINES: Mapping[str, EngineSpec] = {
     "diffusers": EngineSpec(
@@ -12,7 +15,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         environment="inlay.engine.torch.threads:engine_environment",
         library="diffusers",
         missing=f"diffusers {HERE} {extras.install('torch', 'diffusers')}",
-        options=IMAGES | {"enable_lora"},
+        options=_IMAGES | {"enable_lora"},
     ),
     "vllm-omni": EngineSpec(
         task="image",
@@ -21,7 +24,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         library="vllm_omni",
         title="vLLM-Omni",
         missing=f"vLLM-Omni {ELSEWHERE}",
-        options=IMAGES - {"part"} | {"engine_arguments"},
+        options=_IMAGES - {"part"} | {"engine_arguments"},
         hints={
             "part": "; it runs whole pipelines",
             "tensor_parallel_size": "; after -- it is vLLM-Omni's own",

@@ -1,5 +1,6 @@
 """The scheduler in single situations, over simulated pages."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -480,3 +481,28 @@ def test_nobody_waits_for_pages_of_a_sequence_that_is_paused() -> None:
     simulation.scheduler.pause(maker, True)
     simulation.scheduler.schedule()
     assert waiter in simulation.scheduler.running
+
+
+def test_a_page_that_a_failed_step_wrote_is_scrubbed_though_its_beginning_was_proven() -> None:
+    simulation = Simulation(bounds())
+    one = simulation.admit(Tokens([1] * 20), max_tokens=5)
+    simulation.step()
+    (page,) = one.pages[0].since(1)
+    (chunk,) = simulation.scheduler.schedule().chunks
+    assert (chunk.start, chunk.count) == (20, 1)
+    simulation.scheduler.invalidate(chunk)
+    simulation.scheduler.finish(one)
+    assert simulation.scheduler.table.take_dirty() == [page]
+
+
+def test_of_a_resumed_request_no_more_counts_as_cached_than_its_prompt() -> None:
+    simulation = Simulation(bounds())
+    first = simulation.admit(Tokens([1] * 20), max_tokens=30)
+    simulation.drain()
+    request = first.request
+    request = msgspec.structs.replace(request, id="again", prior_output=tuple(first.output[:29]))
+    again = simulation.sequence_of(request)
+    simulation.scheduler.admit(again)
+    simulation.scheduler.schedule()
+    assert again.num_computed_tokens >= 48
+    assert again.cached_tokens == 20

@@ -278,8 +278,8 @@ class CausalModel:
             shadow = partial(shadow_of, cls, parsed, family, max_model_len, rows=rows)
             steps = Steps(read, wrap, reference, judge, shadow)
             found = checked(settings.health.self_check, subject, steps)
-        if settings.stages.hidden_projector is not None:
-            file = Path(settings.stages.hidden_projector)
+        if settings.pooling.hidden_projector is not None:
+            file = Path(settings.pooling.hidden_projector)
             found.projector = Projector(file, found.hidden_size, found.dtype, found.device)
         return found
 

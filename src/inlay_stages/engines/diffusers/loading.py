@@ -12,6 +12,7 @@ import torch
 from blake3 import blake3
 
 from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.engine.extension_options import section_of
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of
@@ -20,6 +21,7 @@ from inlay.tensors.checkpoint import stored_tensors
 from inlay.tensors.weight_files import find_weights
 from inlay_stages.engines.diffusers.facts import Facts, read_configs, read_index
 from inlay_stages.engines.diffusers.families import FAMILIES, DiffusionFamily
+from inlay_stages.options import StageOptions
 
 _logger = logging.getLogger(__name__)
 
@@ -80,7 +82,7 @@ def load(settings: EngineSettings) -> LoadedPipeline:
             f"{directory} is a {name}, which is not served; served: {', '.join(FAMILIES)}",
             param="model",
         )
-    part = settings.stages.part
+    part = section_of(settings, StageOptions).part
     if part == "talker" or part == "token2wav":  # mypy narrows so
         raise InvalidRequestError(f"a pipeline of diffusers has no part {part!r}", param="part")
     wanted = _components(family, part)

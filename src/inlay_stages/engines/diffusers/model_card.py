@@ -3,6 +3,7 @@
 from importlib.metadata import version
 from typing import NamedTuple
 
+from inlay.engine.extension_options import section_of
 from inlay.engine.settings import EngineSettings
 from inlay.messages.card import Limits, ModelCard, SelfCheck
 from inlay.messages.digest import Secret
@@ -11,6 +12,7 @@ from inlay_stages.cards import ImageCard
 from inlay_stages.engines.diffusers.checks import ImageBounds
 from inlay_stages.engines.diffusers.facts import Facts
 from inlay_stages.engines.diffusers.loading import Part
+from inlay_stages.options import StageOptions
 
 _LEAST_PIXELS, _MOST_PIXELS = 64 * 64, 2048 * 2048
 """Of an image at most unless a setting says otherwise, where the model's own size allows it."""
@@ -48,16 +50,17 @@ class DescribedPipeline(NamedTuple):
 
 def bounds_of(settings: EngineSettings, facts: Facts, part: Part) -> ImageBounds:
     """Return what a request may ask for."""
+    asked = section_of(settings, StageOptions)
     max_abs, own = settings.limits.max_prompt_embeds_abs, facts.width * facts.height
     large = max(_LEAST_PIXELS, 4 * own)
-    max_steps = min(settings.stages.max_inference_steps, facts.max_steps)
+    max_steps = min(asked.max_inference_steps, facts.max_steps)
     return ImageBounds(
         facts=facts,
         part=part,
-        max_pixels=settings.stages.max_generated_image_size or max(own, min(large, _MOST_PIXELS)),
+        max_pixels=asked.max_generated_image_size or max(own, min(large, _MOST_PIXELS)),
         max_cost=max_steps * large // 4
-        if settings.stages.max_image_cost is None
-        else int(settings.stages.max_image_cost * own),
+        if asked.max_image_cost is None
+        else int(asked.max_image_cost * own),
         max_steps=max_steps,
         max_abs=_MAX_ABS if max_abs is None else max_abs,
     )

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from inlay.base.errors import InvalidRequestError
+from inlay.engine.extension_options import section_of
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of
@@ -26,6 +27,7 @@ from inlay.tensors.tidy_directory import tidied
 from inlay_stages.engines.speech.job import Model
 from inlay_stages.engines.speech.talker import Talker, TextRows
 from inlay_stages.engines.speech.vocoder import Vocoder, Voice
+from inlay_stages.options import StageOptions
 
 SPEAKERS = "speakers.safetensors"
 """File of the voices: `NAME.bos_token`, an id; `NAME.cond` and `NAME.ref_mel`, float32."""
@@ -71,7 +73,8 @@ def load(settings: EngineSettings) -> LoadedSpeech:
         InvalidRequestError: another model, or one whose files lack something.
     """
     directory = directory_of(settings.model.model, settings.model.revision)
-    if settings.stages.part not in ("talker", "token2wav"):
+    part = section_of(settings, StageOptions).part
+    if part not in ("talker", "token2wav"):
         raise InvalidRequestError(
             "the speech engine runs the stages talk and vocode of a graph, not a whole model"
         )
@@ -90,7 +93,7 @@ def load(settings: EngineSettings) -> LoadedSpeech:
             f"{directory} is a {config.model_type} and does not speak; served: qwen2_5_omni"
         )
     speakers = _speakers(directory)
-    if settings.stages.part == "talker":
+    if part == "talker":
         dtype = dtype_of(settings.model.dtype, config_of(directory), device)
         model: Model = _talker(directory, config, speakers, dtype, device)
     else:
