@@ -2,13 +2,15 @@
 
 import re
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from inlay.api.schema.unserved import reason_for, unserved
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError, Path
 from inlay.base.pace import yield_gil
 from inlay.http.quoting import shown_at, shown_value
 from inlay.http.server import Call
@@ -17,6 +19,31 @@ MAX_DEPTH = 64
 """Maximum levels of nesting in the free-form parts of a request."""
 
 _VISIBLE = re.compile(r"[!-~]{1,128}")
+
+
+@contextmanager
+def own_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Make errors of a request that another API's code runs name the fields that its client sent.
+
+    Args:
+        names: fields of the other API, and those they come from, their steps joined by dots and
+            `*` for any index: `{"tools.*.function": "tools.*"}`. The first that fits counts.
+    """
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise error.mapped(partial(renamed, names)) from None
+
+
+def renamed(names: Mapping[str, str], path: Path) -> Path:
+    """Return the field that the field at `path` of another API comes from."""
+    for theirs, ours in names.items():
+        steps = theirs.split(".")
+        begin, rest = path[: len(steps)], path[len(steps) :]
+        if ["*" if isinstance(step, int) else step for step in begin] == steps:
+            indices = (step for step in begin if isinstance(step, int))
+            return (*(next(indices) if step == "*" else step for step in ours.split(".")), *rest)
+    return path
 
 
 def check_unserved(request: msgspec.Struct) -> None:

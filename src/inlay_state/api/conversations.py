@@ -4,6 +4,7 @@ import secrets
 
 import msgspec
 
+from inlay.api.fields import own_names
 from inlay.api.openai.responses.input import check_metadata
 from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.http.parsed_request import read_json
@@ -131,10 +132,8 @@ def _checked(given: list[Item]) -> list[Item]:
         )
     items = items_of(given, secrets.token_hex(8), "items")
     if items:
-        try:
+        with own_names({"input": "items"}):
             check_items(items)
-        except InvalidRequestError as error:
-            raise error.mapped(lambda path: ("items", *path[1:])) from None
     return items
 
 

@@ -1,6 +1,6 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: translated to chats and run as those."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,14 +16,14 @@ from inlay.api.anthropic.input import (
 )
 from inlay.api.anthropic.schema import MessagesInput, MessagesRequest, TokenCount
 from inlay.api.anthropic.shape import MessagesShape
-from inlay.api.fields import answer_id, check_unserved
+from inlay.api.fields import answer_id, check_unserved, own_names
 from inlay.api.generation.chat import chat_model, chat_prompt, prepare_chat
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.output_format import has_thinking_budget
 from inlay.api.generation.respond import respond
 from inlay.api.parameters import VERSIONS
 from inlay.api.schema.chat import ChatRequest
-from inlay.base.errors import InvalidRequestError, Path
+from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source
 from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.server import Call
@@ -42,28 +42,18 @@ _SAME = tuple(
 )
 """Fields with the same meaning in a chat."""
 
-_FIELDS: Mapping[str, Path] = {
-    "stop": ("stop_sequences",),
-    "response_format": ("output_config", "format"),
-    "reasoning_effort": ("output_config", "effort"),
-    "thinking_token_budget": ("thinking", "budget_tokens"),
-    "continue_final_message": ("messages",),
+_FIELDS = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "continue_final_message": "messages",
+    "tools.*.function.parameters": "tools.*.input_schema",
+    "tools.*.function": "tools.*",
 }
 """Fields of a chat, and the fields of a request they come from."""
 
 T = TypeVar("T", bound=MessagesInput)
-
-
-def _own_field(path: Path) -> Path:
-    """Return the field of a request that a chat's field comes from."""
-    match path:
-        case ("tools", int(index), "function", "parameters", *rest):
-            return ("tools", index, "input_schema", *rest)
-        case ("tools", int(index), "function", *rest):
-            return ("tools", index, *rest)
-        case (str(field), *rest):
-            return (*_FIELDS.get(field, (field,)), *rest)
-    return path
 
 
 class _ParsedMessages(NamedTuple):
@@ -82,7 +72,7 @@ async def messages(call: Call) -> None:
     chat = asked.chat
     model = chat_model(call.server, chat.model)
     await _fit_budget(call, chat, model.card)
-    try:
+    with own_names(_FIELDS):
         ready = await prepare_chat(
             call, asked.incoming, chat, model, response_id, _reader(asked.said), request
         )
@@ -96,8 +86,6 @@ async def messages(call: Call) -> None:
             shows_thinking=chat.include_reasoning is not False,
         )
         await respond(call, chat, model, ready.generation, shape, NAMED)
-    except InvalidRequestError as error:
-        raise error.mapped(_own_field) from None
 
 
 async def _fit_budget(call: Call, chat: ChatRequest, card: ModelCard) -> None:
@@ -113,12 +101,10 @@ async def count_tokens(call: Call) -> None:
     asked = await _read(call, _count_decoder)
     request = asked.incoming.parsed.request
     model = call.server.model(request.model, Task.GENERATE)
-    try:
+    with own_names(_FIELDS):
         found = await chat_prompt(
             call, asked.incoming, asked.chat, model, _reader(asked.said), request
         )
-    except InvalidRequestError as error:
-        raise error.mapped(_own_field) from None
     await call.json(TokenCount(model.positions_before + len(found.prompt)))
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from inlay.api.fields import check_common
+from inlay.api.fields import check_common, own_names
 from inlay.api.generation.chat import chat_model
 from inlay.api.generation.generation import WholeSink, generation_of
 from inlay.api.generation.messages import ReadMessages, read_messages
@@ -35,7 +35,7 @@ from inlay.api.openai.responses.input import PARTS
 from inlay.api.openai.schema.decisions import Decision, DecisionRequest, DecisionUsage
 from inlay.api.openai.schema.responses import InputTokensDetails, OutputTokensDetails
 from inlay.api.schema.generation import GenerationRequest
-from inlay.base.errors import InvalidRequestError, Path
+from inlay.base.errors import InvalidRequestError
 from inlay.http.parsed_request import read_request
 from inlay.http.references import embeddings_of
 from inlay.http.request_scope import RequestScope
@@ -65,18 +65,8 @@ async def decisions(call: Call) -> None:
     Raises:
         InvalidRequestError: the model cannot be read so, or the request is not valid.
     """
-    try:
+    with own_names({"prompt": "input", "messages": "input"}):
         await _answer(call)
-    except InvalidRequestError as error:
-        raise error.mapped(_own_field) from None
-
-
-def _own_field(path: Path) -> Path:
-    """Return the field of a decision that the field of a chat or a completion comes from."""
-    match path:
-        case ("prompt" | "messages", *rest):
-            return ("input", *rest)
-    return path
 
 
 async def _answer(call: Call) -> None:

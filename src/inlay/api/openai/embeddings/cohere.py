@@ -5,6 +5,7 @@ from functools import partial
 
 import msgspec
 
+from inlay.api.fields import own_names
 from inlay.api.openai.embeddings.aliases import NamedTruncation
 from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding
 from inlay.api.openai.embeddings.gathering import Gathered, WantedOutputs, normalized, stacked
@@ -17,7 +18,6 @@ from inlay.api.openai.schema.cohere import (
     VectorType,
 )
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
-from inlay.base.errors import InvalidRequestError, Path
 from inlay.http.bodies.base64_extractor import Parsed
 from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.server import JSON_HEADER, Call
@@ -53,7 +53,7 @@ async def embed(call: Call) -> None:
     asked = incoming.parsed.request
     model = call.server.model(asked.model, Task.EMBED)
     request = _translated(asked, model)
-    try:
+    with own_names(_FIELDS):
         await answer_inputs(
             call,
             ParsedRequest(Parsed(request, {}), incoming.size, ()),
@@ -62,15 +62,6 @@ async def embed(call: Call) -> None:
             model,
             partial(_plan, asked, request),
         )
-    except InvalidRequestError as error:
-        raise error.mapped(_own_field) from None
-
-
-def _own_field(path: Path) -> Path:
-    match path:
-        case (str(field), *rest):
-            return (_FIELDS.get(field, field), *rest)
-    return path
 
 
 def _translated(asked: EmbedRequest, model: ServedModel) -> EmbeddingRequest:

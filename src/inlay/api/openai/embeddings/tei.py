@@ -1,14 +1,13 @@
 """Routes of text-embeddings-inference: translated to requests for vectors, and run so."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 import inlay
-from inlay.api.fields import answer_id, check_common
+from inlay.api.fields import answer_id, check_common, own_names
 from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding
 from inlay.api.openai.embeddings.gathering import (
     Gathered,
@@ -38,7 +37,7 @@ from inlay.api.openai.schema.tei import (
     ServedInfo,
     SparseValue,
 )
-from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError, Path
+from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.http.bodies.base64_extractor import Parsed
 from inlay.http.errors import ErrorForm, shown
 from inlay.http.parsed_request import ParsedRequest, read_request
@@ -100,7 +99,7 @@ async def predict(call: Call) -> None:
     given = _Sequences.of(call, asked.inputs)
     card, request = embedding_card(model), ClassificationRequest(**_common(asked))
     renderer = await call.server.renderers.of(model.card)
-    with _own_fields():
+    with own_names(_FIELDS):
         inputs = await call.server.run_prepared(
             incoming.size, given.inputs, call, request, model, renderer
         )
@@ -129,7 +128,7 @@ async def rank(call: Call) -> None:
     request.truncation_side = _side(request.truncation_direction)
     request.use_activation = not request.raw_scores
     sides = counted(call, request.query, "query"), counted(call, request.texts, "texts")
-    with _own_fields():
+    with own_names(_FIELDS):
         scores, _, _ = await scored(call, incoming, *sides)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])
     texts = request.texts if request.return_text else None
@@ -202,7 +201,7 @@ async def _answer(
     request = EmbeddingRequest(
         input=texts, dimensions=asked.dimensions, normalize=asked.normalize, **_common(asked)
     )
-    with _own_fields():
+    with own_names(_FIELDS):
         await answer_inputs(
             call,
             ParsedRequest(Parsed(request, {}), incoming.size, ()),
@@ -211,22 +210,6 @@ async def _answer(
             model,
             partial(plan, asked, request),
         )
-
-
-@contextmanager
-def _own_fields() -> Iterator[None]:
-    """Make errors name the fields of this API."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        raise error.mapped(_own_field) from None
-
-
-def _own_field(path: Path) -> Path:
-    match path:
-        case (str(field), *rest):
-            return (_FIELDS.get(field, field), *rest)
-    return path
 
 
 def _side(direction: str | None) -> Any:

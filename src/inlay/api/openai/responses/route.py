@@ -1,14 +1,14 @@
 """`POST /v1/responses`: translated to a chat and run by its code."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from inlay.api.fields import answer_id
+from inlay.api.fields import answer_id, own_names
 from inlay.api.generation.chat import chat_model, chat_prompt, prepare_chat
 from inlay.api.generation.messages import MessageReader, read_messages
 from inlay.api.generation.respond import TOKEN_BYTES, respond
@@ -34,7 +34,6 @@ from inlay.api.openai.schema.responses import (
     TextOptions,
 )
 from inlay.api.schema.chat import ChatRequest
-from inlay.base.errors import InvalidRequestError, Path
 from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.server import Call
 from inlay.http.sse import NAMED, EventStream
@@ -53,25 +52,16 @@ _SAME = tuple(
 )
 """Fields with the same meaning in a chat."""
 
-_FIELDS: Mapping[str, Path] = {
-    "messages": ("input",),
-    "max_tokens": ("max_output_tokens",),
-    "max_completion_tokens": ("max_output_tokens",),
-    "response_format": ("text", "format"),
-    "logprobs": ("include",),
-    "reasoning_effort": ("reasoning", "effort"),
+_FIELDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "logprobs": "include",
+    "reasoning_effort": "reasoning.effort",
+    "tools.*.function": "tools.*",
 }
 """Fields of a chat, and the fields of a response they come from."""
-
-
-def _own_field(path: Path) -> Path:
-    """Return the field of a response that a chat's field comes from."""
-    match path:
-        case ("tools", int(index), "function", *rest):  # a chat's tool has one more level
-            return ("tools", index, *rest)
-        case (str(field), *rest):
-            return (*_FIELDS.get(field, (field,)), *rest)
-    return path
 
 
 @dataclass(frozen=True)
@@ -137,10 +127,8 @@ async def count_input(call: Call) -> None:
         incoming = await keeper.whole(call, incoming)
     said, chat = await server.run_prepared(incoming.size, _as_chat, request)
     model = chat_model(server, request.model)
-    try:
+    with own_names(_FIELDS):
         found = await chat_prompt(call, incoming, chat, model, _reader(said, request), request)
-    except InvalidRequestError as error:
-        raise error.mapped(_own_field) from None
     await call.json(InputTokens(model.positions_before + len(found.prompt)))
 
 
@@ -166,7 +154,7 @@ async def answer(
     )
     model = chat_model(server, request.model)
     made: list[ResponsesShape] = []
-    try:
+    with own_names(_FIELDS):
         asked = await prepare_chat(
             call,
             incoming,
@@ -203,8 +191,6 @@ async def answer(
                 await keeping.keep(await server.run_prepared(size, made[0].response))
 
         await respond(call, chat, model, generation, shape, NAMED, keep)
-    except InvalidRequestError as error:
-        raise error.mapped(_own_field) from None
 
 
 def _as_chat(request: ResponsesRequest) -> tuple[ResponsesChat, ChatRequest]:

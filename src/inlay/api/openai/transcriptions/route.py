@@ -8,6 +8,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from inlay.api.fields import renamed
 from inlay.api.generation.chat import chat_model
 from inlay.api.openai.chat.route import chat_completions
 from inlay.api.openai.schema.transcriptions import (
@@ -18,7 +19,7 @@ from inlay.api.openai.schema.transcriptions import (
     TranscriptionUsage,
 )
 from inlay.api.openai.transcriptions.form import TranscriptionForm, wanted
-from inlay.base.errors import InlayError, InvalidRequestError, Path
+from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.http.asgi import Message
 from inlay.http.errors import error_json, internal_error
 from inlay.http.inner_call import inner_call
@@ -215,7 +216,8 @@ async def _hear(
                         yield delta
         await task
     except InlayError as error:
-        raise error.mapped(_in_form) from None
+        # A form has no fields within fields.
+        raise error.mapped(lambda path: renamed(_FIELDS, path[:1])) from None
     finally:
         task.cancel()
     yield _Heard(text.strip(), usage["prompt_tokens"], usage["completion_tokens"])
@@ -223,10 +225,6 @@ async def _hear(
 
 _FIELDS = {"messages": "file", "max_tokens": "max_completion_tokens"}
 """Fields of the chat that a piece is, and those of the form that they are made of."""
-
-
-def _in_form(path: Path) -> Path:
-    return (_FIELDS[path[0]],) if path and path[0] in _FIELDS else path
 
 
 async def _stream(call: Call, request: TranscriptionForm, model: str, pieces: list[_Piece]) -> None:
