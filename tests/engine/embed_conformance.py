@@ -289,6 +289,20 @@ class EmbedConformance:
 class CloseConformance:
     """Tests to inherit beside `EmbedConformance` if a second engine may be started."""
 
+    async def test_a_receiver_that_takes_nothing_harms_no_other(
+        self, settings: EngineSettings
+    ) -> None:
+        def broken(_: Output) -> None:
+            raise ValueError("takes nothing")
+
+        engine = await started(settings)
+        engine.submit(make_request("answered", 5), broken)
+        assert (await Waiting(engine, make_request("beside it", 5)).answer()).error is None
+        engine.submit(make_request("ended", *[60] * 10), broken)
+        waiting = Waiting(engine, make_request("also ended", *[60] * 10))
+        await engine.close()
+        assert (await waiting.answer()).finish_reason == "abort"
+
     async def test_closing_answers_what_is_under_way(self, settings: EngineSettings) -> None:
         engine = await started(settings)
         waiting = Waiting(engine, make_request("one", *[60] * 50))

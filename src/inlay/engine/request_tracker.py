@@ -6,6 +6,7 @@ On the event loop.
 from msgspec.structs import replace
 
 from inlay.base.errors import EngineError, ErrorFrame, InlayError
+from inlay.engine.shell import send
 from inlay.engine.slots import EngineSlot
 from inlay.messages.request import (
     Emit,
@@ -104,18 +105,18 @@ class RequestTracker:
         self.has_emitted = True
         if reason is not None:
             self.ended = True
-        self._emit(
-            Output(
-                self.request.id,
-                self.request.attempt,
-                offset,
-                ids,
-                logprobs,
-                reason,
-                ids[-1] if reason == "stop" and ids else None,
-                usage,
-                None if error is None else ErrorFrame.of(error),
-                prompt_logprobs,
-                payloads,
-            )
+        output = Output(
+            self.request.id,
+            self.request.attempt,
+            offset,
+            ids,
+            logprobs,
+            reason,
+            ids[-1] if reason == "stop" and ids else None,
+            usage,
+            None if error is None else ErrorFrame.of(error),
+            prompt_logprobs,
+            payloads,
         )
+        if not send(self.request, self._emit, output):
+            self.ended = True

@@ -167,11 +167,18 @@ def send(request: Request, emit: Emit, output: Output) -> bool:
 
     So the others of its step or batch go on.
     """
+    fault = fault_of(emit, output)
+    if fault is not None:
+        said = f"the answer could not be sent: {type(fault).__name__}: {fault}"
+        fault_of(emit, request.end("error", EngineError(said)))
+    return fault is None
+
+
+def fault_of(emit: Emit, output: Output) -> Exception | None:
+    """Emit an output, and return what its receiver raised, which harms no other."""
     try:
         emit(output)
     except Exception as error:
-        log.exception("the receiver of request %s failed", request.id)
-        failed = EngineError(f"the answer could not be sent: {type(error).__name__}: {error}")
-        emit(request.end("error", failed))
-        return False
-    return True
+        log.exception("the receiver of request %s failed", output.request_id)
+        return error
+    return None

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from inlay.base.errors import EngineError, InlayError
+from inlay.engine.shell import fault_of
 from inlay.engine.torch.needs import Need
 from inlay.engine.torch.step import Core
 from inlay.messages.request import Emit, EngineUsage, FinishReason, Output, Request
@@ -69,11 +70,12 @@ class Receivers:
             if ended:
                 del self._by_id[output.request_id]
                 self._ended(output.request_id)
-            if _sent(receiver, output):
+            if fault_of(receiver.emit, output) is None:
                 continue
             # Its client misses this output for good, so the request ends.
             if ended:
-                _sent(receiver, receiver.lost(EngineError("the end of the answer was not sent")))
+                lost = receiver.lost(EngineError("the end of the answer was not sent"))
+                fault_of(receiver.emit, lost)
             else:
                 self._abort(output.request_id)
 
@@ -84,16 +86,6 @@ class Receivers:
     def fail_all(self, error: InlayError) -> None:
         """End every request with `error`."""
         self.deliver([receiver.lost(error) for receiver in tuple(self._by_id.values())])
-
-
-def _sent(receiver: Receiver, output: Output) -> bool:
-    """Emit an output; False if its receiver fails, which harms no other."""
-    try:
-        receiver.emit(output)
-    except Exception:
-        log.exception("the receiver of request %s failed", output.request_id)
-        return False
-    return True
 
 
 def admit(receiver: Receiver, needs: Iterable[Need], core: Core) -> Iterable[Output]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from inlay.base.errors import EngineError, ErrorFrame, InlayError
+from inlay.engine.shell import send
 from inlay.engine.torch.self_check.parts import CheckedPart
 from inlay.messages.request import Emit, EngineUsage, FinishReason, Input, Output, Payload, Request
 from inlay_stages.params import Speech
@@ -114,17 +115,16 @@ class SpeechJob:
         if self.ended:
             return
         self.ended = True
-        self._emit(
-            Output(
-                self.request.id,
-                self.request.attempt,
-                0,
-                finish_reason=reason,
-                usage=EngineUsage(self.taken, self.made),
-                error=None if error is None else ErrorFrame.of(error),
-                payloads=payloads,
-            )
+        output = Output(
+            self.request.id,
+            self.request.attempt,
+            0,
+            finish_reason=reason,
+            usage=EngineUsage(self.taken, self.made),
+            error=None if error is None else ErrorFrame.of(error),
+            payloads=payloads,
         )
+        send(self.request, self._emit, output)
 
 
 def tensor_of(payload: Payload) -> Tensor:
