@@ -9,7 +9,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,13 +25,14 @@ from inlay.http.errors import error_json, internal_error
 from inlay.http.inner_call import inner_call
 from inlay.http.openapi import Operation
 from inlay.http.parsed_request import parse_body
-from inlay.http.server import OFFLOAD_BYTES, Server, preparing_for
+from inlay.http.server import Server, preparing_for
 from inlay.messages.request import Task
 from inlay_batches.files import Files
 from inlay_batches.lines import LineRequest, Outcome, answered, seed_of, usage_of, with_seed
 from inlay_batches.matrix import row_of, with_base64
 from inlay_batches.records import BatchRecord
-from inlay_batches.work import Check
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +63,6 @@ _TRY_AGAIN = frozenset({429, 503})
 
 
 _HOLD_SECONDS = 600.0
-_LARGE = OFFLOAD_BYTES
-"""Bytes that work is said to be on, so that it is done in a thread."""
 
 
 class _Seed(msgspec.Struct):
@@ -186,7 +186,7 @@ class ServerWork:
         if matrix:
             body = with_base64(body)
         if self._endpoint.seeded:
-            body = self._seeded(request)
+            body = await self.prepare(len(body), partial(self._seeded, request))
         tries, wait = 0, _WAIT_SECONDS
         while True:
             request_id = f"{self._record.id}-{number}"
@@ -200,9 +200,11 @@ class ServerWork:
                 continue
             tries += 1
             if matrix and status == 200:
-                return self._in_matrix(number, request, request_id, text)
+                read = partial(self._in_matrix, number, request, request_id, text)
+                return await self.prepare(len(text), read)
             if (status < 500 and status != 429) or tries >= TRIES:
-                return self._answered(number, request, status, request_id, text)
+                read = partial(self._answered, number, request, status, request_id, text)
+                return await self.prepare(len(text), read)
             await asyncio.sleep(_WAIT_SECONDS)
 
     def _in_matrix(
@@ -279,11 +281,11 @@ class ServerWork:
     async def has_room(self, num_bytes: int) -> bool:
         return await self._files.has_room(self._owner, num_bytes)
 
-    async def in_thread(self, check: Check) -> None:
+    async def prepare(self, size: int, work: Callable[[], T], /) -> T:
         memory = Reservation(self._budget)
         memory.client = self._client
         preparing_for.set(memory)
-        await self._server.run_prepared(_LARGE, check)
+        return await self._server.run_prepared(size, work)
 
     async def publish(self, record: BatchRecord) -> None:
         await self._files.publish(self._owner, record)

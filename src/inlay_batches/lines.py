@@ -1,8 +1,9 @@
 """Lines of an input file: where they stand, what they ask for, and what becomes of them."""
 
 import re
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -11,6 +12,8 @@ from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.base64_extractor import PARSER_ERRORS
 from inlay.store.kept.contents import Contents, Piece
 from inlay_batches.records import LineProblem, Place, Stop, UsageSum
+
+T = TypeVar("T")
 
 MAX_CUSTOM_ID = 512
 _url = re.compile(r"(/[A-Za-z0-9_.-]{1,64}){1,8}")
@@ -33,41 +36,60 @@ class Line(NamedTuple):
     data: bytes | None
 
 
+class _Cutter:
+    """Cuts a file into lines, a piece at a time."""
+
+    def __init__(self, start: Place, max_bytes: int) -> None:
+        self._number, self._offset = start.line, start.offset
+        self._max = max_bytes
+        self._carry, self._dropped = bytearray(), 0
+
+    def lines(self, data: bytes, last: bool) -> list[Line]:
+        """Return the lines that end in a piece; of the last one all."""
+        *whole, rest = data.split(b"\n")
+        if last:
+            whole, rest = [*whole, rest], b""
+        found: list[Line] = []
+        for text in whole:
+            size = self._dropped + len(self._carry) + len(text)
+            number, offset, after = self._number, self._offset, self._offset + size + 1
+            if size > self._max:
+                found.append(Line(number, offset, after, None))
+            else:
+                line = bytes(self._carry + text) if self._carry else text
+                line = (line.removeprefix(_BOM) if number == 0 else line).strip(b" \t\r")
+                if line:
+                    found.append(Line(number, offset, after, line))
+            self._carry, self._dropped = bytearray(), 0
+            self._number, self._offset = number + 1, after
+        self._carry += rest
+        if self._dropped or len(self._carry) > self._max:
+            self._dropped, self._carry = self._dropped + len(self._carry), bytearray()
+        return found
+
+
+class Prepare(Protocol):
+    """Runs CPU work on so many bytes, in a thread where they are many."""
+
+    def __call__(self, size: int, work: Callable[[], T], /) -> Awaitable[T]:
+        """Return what `work` returns. Raises what it raises."""
+
+
 async def blocks_of(
-    contents: Contents, pieces: Sequence[Piece], start: Place, max_bytes: int
+    contents: Contents, pieces: Sequence[Piece], start: Place, max_bytes: int, prepare: Prepare
 ) -> AsyncIterator[list[Line]]:
     """Yield the lines of a file from a place on, some at a time.
 
     What it holds is a piece and one line of `max_bytes`. Raises as `Contents.read`.
     """
-    number, offset, carry, dropped = start.line, start.offset, bytearray(), 0
-    end = 0
+    cutter, end = _Cutter(start, max_bytes), 0
     for index, piece in enumerate(pieces):
         begin, end = end, end + piece.size
         if end <= start.offset:
             continue
         data = await contents.read(piece)
         data = data[max(0, start.offset - begin) :]
-        *whole, rest = data.split(b"\n")
-        if index == len(pieces) - 1:
-            whole, rest = [*whole, rest], b""
-        found: list[Line] = []
-        for text in whole:
-            size = dropped + len(carry) + len(text)
-            after = offset + size + 1
-            if size > max_bytes:
-                found.append(Line(number, offset, after, None))
-            else:
-                line = bytes(carry + text) if carry else text
-                line = (line.removeprefix(_BOM) if number == 0 else line).strip(b" \t\r")
-                if line:
-                    found.append(Line(number, offset, after, line))
-            offset = after
-            carry, dropped, number = bytearray(), 0, number + 1
-        carry += rest
-        if dropped or len(carry) > max_bytes:
-            dropped, carry = dropped + len(carry), bytearray()
-        yield found
+        yield await prepare(len(data), partial(cutter.lines, data, index == len(pieces) - 1))
 
 
 class LineRequest(NamedTuple):
@@ -79,10 +101,21 @@ class LineRequest(NamedTuple):
 
 
 class _RequestLine(msgspec.Struct):
-    custom_id: Any = None
-    method: Any = None
-    url: Any = None
+    # Nothing within them is parsed before its size is known.
+    custom_id: msgspec.Raw = msgspec.Raw(b"")
+    method: msgspec.Raw = msgspec.Raw(b"")
+    url: msgspec.Raw = msgspec.Raw(b"")
     body: msgspec.Raw = msgspec.Raw(b"")
+
+
+_SHORT = 12 * MAX_CUSTOM_ID + 2
+"""Bytes of the longest field that may be right: a character takes twelve where it is escaped."""
+
+
+def _value(given: msgspec.Raw) -> Any:
+    """Return what a field holds; of one that is too long its first bytes."""
+    text = memoryview(given)
+    return bytes(text[:_SHORT]) if len(text) > _SHORT else msgspec.json.decode(text)
 
 
 _decoder = msgspec.json.Decoder(_RequestLine)
@@ -114,35 +147,34 @@ def read_line(line: Line, endpoint: str | None, max_bytes: int) -> LineRequest:
             f"the line is not a JSON object of a request: {error}", code="invalid_json_line"
         ) from error
     for name in ("custom_id", "method", "url", "body"):
-        if getattr(found, name) in (None, msgspec.Raw(b"")):
+        if getattr(found, name) in (msgspec.Raw(b""), msgspec.Raw(b"null")):
             raise LineError(f"{name} is missing", code="missing_required_parameter", param=name)
-    id_, body = found.custom_id, bytes(found.body)
+    id_, url, body = _value(found.custom_id), _value(found.url), bytes(found.body)
     if not isinstance(id_, str) or not 0 < len(id_) <= MAX_CUSTOM_ID:
-        got = f"{len(id_)} characters" if isinstance(id_, str) else type(id_).__name__
         raise LineError(
-            f"custom_id must be a text of 1 to {MAX_CUSTOM_ID} characters, got {got}",
+            f"custom_id must be a text of 1 to {MAX_CUSTOM_ID} characters, got {_shown(id_)}",
             code="invalid_custom_id",
             param="custom_id",
         )
-    if found.method != "POST":
+    if found.method != msgspec.Raw(b'"POST"'):
         raise LineError(
-            f"method must be POST, got {_shown(found.method)}",
+            f"method must be POST, got {_shown(_value(found.method))}",
             code="invalid_method",
             param="method",
         )
-    fits = found.url == endpoint
+    fits = url == endpoint
     if endpoint is None:
-        fits = isinstance(found.url, str) and _url.fullmatch(found.url) is not None
+        fits = isinstance(url, str) and _url.fullmatch(url) is not None
     if not fits:
         wanted = "the path of a route" if endpoint is None else f"{endpoint}, as of the batch"
         raise LineError(
-            f"url must be {wanted}, got {_shown(found.url)}",
+            f"url must be {wanted}, got {_shown(url)}",
             code="url_mismatch",
             param="url",
         )
     if not body.startswith(b"{"):
         raise LineError("body must be an object", code="invalid_request", param="body")
-    return LineRequest(id_, found.url, body)
+    return LineRequest(id_, url, body)
 
 
 def _shown(value: object) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from inlay.base import liveness
@@ -280,7 +281,8 @@ class BatchRunner:
         record = self._held.record
         done, self._next = record.done, record.resume
         while True:
-            blocks = blocks_of(self._contents, record.input, self._next, self._work.max_line_bytes)
+            limit, prepare = self._work.max_line_bytes, self._work.prepare
+            blocks = blocks_of(self._contents, record.input, self._next, limit, prepare)
             while True:
                 try:
                     block = await anext(blocks, None)
@@ -324,8 +326,9 @@ class BatchRunner:
         task.add_done_callback(lambda task: self._answered(line, task))
 
     async def _answer(self, line: Line) -> None:
-        record = self._held.record
-        request = read_line(line, record.endpoint, self._work.max_line_bytes)
+        endpoint, limit = self._held.record.endpoint, self._work.max_line_bytes
+        read = partial(read_line, line, endpoint, limit)
+        request = await self._work.prepare(len(line.data or b""), read)
         self._take(await self._work.answer(line.number, request))
 
     def _answered(self, line: Line, task: "asyncio.Task[None]") -> None:
@@ -387,7 +390,8 @@ class BatchRunner:
             asyncio.get_running_loop().call_later(self._pace.piece_seconds, self._due.set)
         self._changed.set()
         record = self._held.record
-        kept = sum(piece.size for piece in (*record.output, *record.error, *record.matrix))
+        kept = sum(piece.size for piece in (*record.output, *record.error))
+        kept += 4 * record.rows * record.width  # of the whole matrix, blank lines and all
         if self._stop is None and not await self._patient(lambda: self._work.has_room(kept)):
             await self._patient(
                 lambda: self._held.change(lambda found: replace(found, stop="storage_full"))
@@ -433,7 +437,7 @@ class BatchRunner:
             stop=stop,
             output_file_id=new_id("file-") if record.output else None,
             error_file_id=new_id("file-") if record.error else None,
-            matrix_file_id=new_id("file-") if record.matrix else None,
+            matrix_file_id=new_id("file-") if record.matrix and stop != "storage_full" else None,
             input=(),
         ).at("finalizing", self._clock())
 

@@ -22,6 +22,8 @@ MAX_PROBLEMS = 100
 MAX_HELD = 10_000
 """Different stored prompts and documents that the lines of a batch may name."""
 
+_BYTES_OF_AN_ID = 20
+
 _ref = re.compile(rf'"ref"\s*:\s*"({ID_PATTERN})"'.encode())
 
 
@@ -75,9 +77,11 @@ class Validation:
         """
         record, work = self._record, self._work
         try:
-            blocks = blocks_of(self._contents, record.input, Place(), work.max_line_bytes)
+            limit = work.max_line_bytes
+            blocks = blocks_of(self._contents, record.input, Place(), limit, work.prepare)
             async for block in blocks:
-                await work.in_thread(partial(self._check_all, block))
+                size = sum(len(line.data or b"") for line in block)
+                await work.prepare(size, partial(self._check_all, block))
                 if len(self._problems) >= MAX_PROBLEMS:
                     break
         except NotFoundError as error:
@@ -107,7 +111,7 @@ class Validation:
                 self._problems.append(problem_of(line, too_long))
 
     def _check(self, line: Line) -> None:
-        if len(self._seen) >= self._work.max_lines:
+        if line.number >= self._work.max_lines:
             if not any(each.code == "too_many_tasks" for each in self._problems):
                 raise LineError(
                     f"the file has more than {self._work.max_lines} lines (--max-batch-lines)",
@@ -157,7 +161,7 @@ class Validation:
                     )
                 )
 
-        await self._work.in_thread(repeated)
+        await self._work.prepare(_BYTES_OF_AN_ID * len(self._seen), repeated)
         if self._problems:
             return
         try:

@@ -1,10 +1,12 @@
 """Needs of a batch, which the server that runs it meets."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from inlay_batches.lines import LineRequest, Outcome
 from inlay_batches.records import BatchRecord
+
+T = TypeVar("T")
 
 
 class Work(Protocol):
@@ -45,15 +47,8 @@ class Work(Protocol):
     async def has_room(self, num_bytes: int) -> bool:
         """Return True if the owner may keep so many bytes beside its files."""
 
-    async def in_thread(self, check: "Check") -> None:
-        """Run CPU work in a thread, in the owner's turn."""
+    async def prepare(self, size: int, work: Callable[[], T], /) -> T:
+        """Run CPU work on so many bytes in the owner's turn, in a thread where they are many."""
 
     async def publish(self, record: BatchRecord) -> None:
         """Make the files of a batch that is finalizing, if they are not there yet."""
-
-
-class Check(Protocol):
-    """Work for a thread."""
-
-    def __call__(self) -> None:
-        """Do it."""

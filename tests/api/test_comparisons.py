@@ -17,25 +17,25 @@ from inlay.api.openai.embeddings.similarity import Comparison, max_sim
 from inlay.base import pace
 from inlay.embedding.cache import Bundle
 from tests import output_models as models
-from tests.api.test_stored_documents import QUERY, answered, ask, kept, ranks, refusal, store
+from tests.api.test_stored_documents import (
+    QUERY,
+    answered,
+    ask,
+    bge,
+    kept,
+    ranks,
+    refusal,
+    store,
+    url,
+)
 from tests.embedding_models import tiny_embedding
-from tests.live import Fleet, fleet, until
+from tests.live import fleet, until
+
+__all__ = ["bge", "url"]
 
 TEXTS = [f"cold wind counts {'ships ' * n}" for n in range(40)]
-CACHE = 1_000_000
 TOKENS = {"output": "tokens"}
 DEEP = json.loads("[" * 80 + "]" * 80)
-
-
-@pytest.fixture(scope="module")
-def bge() -> Iterator[Fleet]:
-    with fleet(models.bge_m3(), task="embed") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def url(bge: Fleet) -> str:
-    return bge.serve(store=store(), api_key=["one", "two"], embedding_cache_bytes=CACHE)
 
 
 def vectors(rows: int, width: int = 16, seed: int = 0) -> Bundle:

@@ -4,13 +4,15 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from inlay.base.errors import InvalidRequestError
 from inlay.store.shared import Storage
 from inlay_batches.files import Files
 from inlay_batches.lines import LineRequest, Outcome, answered, usage_of
 from inlay_batches.records import BatchRecord
+
+T = TypeVar("T")
 
 
 class Killed(BaseException):
@@ -77,6 +79,8 @@ class Echo:
         self.room = True
         self.ran: list[str] = []
         self.held: list[str] = []
+        self.asked_room = 0
+        self.prepared = 0
         self.gate: asyncio.Event | None = None
         self._began = asyncio.Condition()
 
@@ -119,10 +123,12 @@ class Echo:
         self.held = list(refs)
 
     async def has_room(self, num_bytes: int) -> bool:
+        self.asked_room = num_bytes
         return self.room
 
-    async def in_thread(self, check: Callable[[], None]) -> None:
-        check()
+    async def prepare(self, size: int, work: Callable[[], T], /) -> T:
+        self.prepared += size
+        return work()
 
     async def publish(self, record: BatchRecord) -> None:
         await self._files.publish(self._owner, record)

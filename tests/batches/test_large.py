@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import pytest
 
@@ -25,6 +25,7 @@ from tests.batches.fakes import Echo
 from tests.batches.test_runner import OWNER, Place, line
 from tests.serving import peak_growth
 
+T = TypeVar("T")
 MIB = 1 << 20
 LINES = int(os.environ.get("BATCH_LINES", "400000"))
 ANSWER = b'{"object":"list","data":[],"usage":{"prompt_tokens":2,"completion_tokens":1}}'
@@ -41,8 +42,8 @@ class Large(Echo):
             self._batch, number, request.custom_id, 200, "req_1", ANSWER, usage_of(ANSWER)
         )
 
-    async def in_thread(self, check: Callable[[], None]) -> None:
-        await asyncio.to_thread(check)
+    async def prepare(self, size: int, work: Callable[[], T], /) -> T:
+        return await asyncio.to_thread(work)
 
 
 def written(file: BinaryIO, count: int) -> int:

@@ -24,6 +24,7 @@ from inlay.store.kept.lease import Held, LeaseLostError
 from inlay.store.kept.memory import MemoryStorage
 from inlay.store.shared import Storage
 from inlay_batches.files import Files
+from inlay_batches.lines import LineRequest, Outcome
 from inlay_batches.records import BatchRecord, FileRecord, decode, decode_batch, encode, new_id
 from inlay_batches.runner import BatchRunner, Pace, cancelled
 from tests import virtual_time
@@ -67,10 +68,12 @@ class Place:
             clock=lambda: self.now,
         )
 
-    async def create(self, data: bytes, window: int = 1000) -> None:
-        await self.create_from(BytesIO(data), len(data), window)
+    async def create(self, data: bytes, window: int = 1000, **fields: Any) -> None:
+        await self.create_from(BytesIO(data), len(data), window, **fields)
 
-    async def create_from(self, data: BinaryIO, size: int, window: int = 100_000) -> None:
+    async def create_from(
+        self, data: BinaryIO, size: int, window: int = 100_000, **fields: Any
+    ) -> None:
         file = await self.files().create(
             OWNER, data, filename="a", purpose="batch", size=size, ttl=None
         )
@@ -82,6 +85,7 @@ class Place:
             created_at=int(self.now),
             expires_at=int(self.now) + window,
             input=file.pieces,
+            **fields,
         )
         assert await self.storage.swap(self.name, encode(record), 0)
 
@@ -94,7 +98,11 @@ class Place:
 
     @asynccontextmanager
     async def owned(
-        self, holder: str, storage: Storage | None = None, turns: int = 1
+        self,
+        holder: str,
+        storage: Storage | None = None,
+        turns: int = 1,
+        work: type[Echo] = Echo,
     ) -> AsyncIterator[tuple[BatchRunner, Echo]]:
         storage = storage or self.storage
         files = self.files(storage)
@@ -104,8 +112,8 @@ class Place:
         assert isinstance(record, BatchRecord)
         held = await Held.take(storage, self.name, revision, record, holder, decode_batch)
         assert held is not None
-        work = Echo(files, OWNER, self.id, turns=turns)
-        yield BatchRunner(held, files.contents, work, PACE, lambda: self.now), work
+        made = work(files, OWNER, self.id, turns=turns)
+        yield BatchRunner(held, files.contents, made, PACE, lambda: self.now), made
 
     async def run(self, holder: str = "one", storage: Storage | None = None) -> Echo:
         async with self.owned(holder, storage) as (runner, work):
@@ -276,6 +284,25 @@ def test_a_batch_that_fills_its_owners_share_fails_and_keeps_what_was_done() -> 
     run(act)
 
 
+def test_a_matrix_that_has_no_room_is_not_written_however_few_of_its_rows_there_are() -> None:
+    class Embedding(Echo):
+        async def answer(self, number: int, request: LineRequest) -> Outcome:
+            return (await super().answer(number, request))._replace(vector=bytes(16))
+
+    async def act(place: Place) -> None:
+        await place.create(b"\n" * 5000 + lines(1), output_format="npy")
+        async with place.owned("one", work=Embedding) as (runner, work):
+            work.room = False
+            await runner.run()
+            assert work.asked_room > 5000 * 16
+        record = await place.record()
+        assert [each.code for each in record.problems] == ["storage_full"]
+        assert (record.rows, record.width, record.matrix_file_id) == (5001, 4, None)
+        assert len(await place.storage.contents()) < 10
+
+    run(act)
+
+
 def test_a_batch_in_which_all_lines_fail_has_no_output_file() -> None:
     async def act(place: Place) -> None:
         await place.create(lines(5, range(5)))
@@ -409,44 +436,9 @@ def test_bad_input_is_told_with_its_lines_and_nothing_runs() -> None:
     assert problems(line("a", input="x" * 5000) + good) == [("line_too_long", 1, None)]
     many = b"".join(line(f"id-{index}") for index in range(Echo.max_lines + 5))
     assert problems(many) == [("too_many_tasks", Echo.max_lines + 1, None)]
+    # A matrix has a row for each line, also for a blank one.
+    assert problems(b"\n" * Echo.max_lines + good) == [("too_many_tasks", Echo.max_lines + 1, None)]
     assert len(problems(b"{\n" * 1000)) == 100
-
-
-@given(
-    texts=st.lists(st.sampled_from([b"", b" ", b"a", b"bb", b"c" * 40, b"\r"]), max_size=12),
-    cuts=st.lists(st.integers(1, 20), max_size=10),
-    last=st.booleans(),
-    start=st.integers(0, 11),
-)
-def test_lines_are_the_same_however_a_file_is_cut_and_wherever_reading_begins(
-    texts: list[bytes], cuts: list[int], last: bool, start: int
-) -> None:
-    from inlay_batches.lines import Line, blocks_of
-    from inlay_batches.records import Place as At
-
-    data = b"\n".join(texts) + (b"\n" if last and texts else b"")
-
-    async def act(_: Place) -> None:
-        contents = Contents(MemoryStorage(1 << 20))
-        pieces, at = [], 0
-        for size in [*cuts, max(1, len(data))]:
-            if at < len(data):
-                pieces.append(await contents.write(f"p{at}", data[at : at + size]))
-                at += size
-        expected, offset = [], 0
-        for number, text in enumerate(texts):
-            after = offset + len(text) + 1
-            long = len(text) > 30
-            if text.strip() or long:
-                expected.append(Line(number, offset, after, None if long else text.strip(b" \t\r")))
-            offset = after
-        begin = At()
-        if start < len(expected):
-            begin = At(expected[start].number, expected[start].offset)
-        found = [each async for block in blocks_of(contents, pieces, begin, 30) for each in block]
-        assert found == [each for each in expected if each.offset >= begin.offset]
-
-    run(act)
 
 
 def test_what_is_kept_is_sealed_with_the_key_and_read_with_it_alone() -> None:

@@ -19,7 +19,9 @@ from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import OFFLOAD_BYTES
 from inlay.store.settings import ResponseSettings
 from inlay_state import history
+from inlay_state.api import conversations
 from inlay_state.items import items_of
+from tests.api.test_comparisons import on_the_loop
 from tests.api.test_transcriptions import sound_file
 from tests.live import Fleet, fleet
 from tests.omni_models import omni
@@ -74,6 +76,17 @@ def test_what_no_model_can_be_told_is_kept_nowhere(
             assert answer.status_code == 400, answer.text
             assert error(answer)["param"] == field + where
         assert client.get(items).json()["data"] == []
+
+
+@pytest.mark.parametrize("path", ["/v1/conversations", "/v1/conversations/{id}/items"])
+def test_items_of_many_parts_are_looked_at_beside_the_event_loop(
+    url: str, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    seen, _ = on_the_loop(monkeypatch, conversations, "check_items")
+    id_ = post(url, "/v1/conversations", {}).json()["id"]
+    parts = [{"type": "input_text", "text": "a"}] * 1000
+    assert post(url, path.replace("{id}", id_), {"items": [USER | {"content": parts}]}).is_success
+    assert seen == [False]
 
 
 def picture() -> str:

@@ -35,7 +35,7 @@ async def create(call: Call) -> None:
     state = state_of(call)
     request = await read_json(call, _create, empty=ConversationRequest())
     check_metadata(request.metadata or {})
-    items = _checked(request.items or [])
+    items = await _checked(call, request.items or [])
     owner, kept = state.owner_of(call), state.kept
     record = ConversationRecord(
         id=new_id("conv_"),
@@ -89,7 +89,7 @@ async def add_items(call: Call) -> None:
     """Add items at the end."""
     state = state_of(call)
     request = await read_json(call, _items)
-    items = _checked(request.items)
+    items = await _checked(call, request.items)
     await put_items(call, state.kept, state.owner_of(call), str(call.path_params["id"]), items)
     await call.json(ItemList(items, items[0]["id"], items[-1]["id"], has_more=False))
 
@@ -124,7 +124,7 @@ async def _all(call: Call) -> History:
     return await of_conversation(call, state.kept, state.owner_of(call), id_)
 
 
-def _checked(given: list[Item]) -> list[Item]:
+async def _checked(call: Call, given: list[Item]) -> list[Item]:
     """Return items with their ids. Raises `InvalidRequestError`."""
     if len(given) > MOST_ITEMS:
         raise InvalidRequestError(
@@ -133,7 +133,7 @@ def _checked(given: list[Item]) -> list[Item]:
     items = items_of(given, secrets.token_hex(8), "items")
     if items:
         with own_names({"input": "items"}):
-            check_items(items)
+            await call.server.run_prepared(call.memory.json, check_items, items)
     return items
 
 

@@ -74,7 +74,7 @@ async def _answer(call: Call) -> None:
     incoming = await read_request(call, _decoder, sources_in)
     request = incoming.parsed.request
     check_common(call, request)
-    check_choices(request.questions)
+    await server.run_prepared(incoming.size, check_choices, request.questions)
     said = await server.run_prepared(incoming.size, state_of, request)
     model = chat_model(server, request.model)
     if model.card.stage is not None:
@@ -92,11 +92,11 @@ async def _answer(call: Call) -> None:
             embeddings.in_chat,
         )
     else:
-        state = read(_unnamed, _unnamed)
+        state = await server.run_prepared(incoming.size, read, _unnamed, _unnamed)
     size = incoming.size
     del incoming
     request.input = ""
-    prompts = _Prompts(call, request, model, renderer, state)
+    prompts = await server.run_prepared(size, _Prompts, call, request, model, renderer, state)
     carrier = GenerationRequest(
         model=request.model,
         max_tokens=1,

@@ -92,18 +92,22 @@ async def rerank_documents(call: Call, incoming: ParsedRequest[Any]) -> None:
     documents = counted(call, request.documents, "documents")
     query = counted(call, request.query, "query")
     scores, used, model = await scored(call, incoming, query, documents)
-    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
     shows = request.return_documents is not False
-    results = [
-        RerankResult(
-            index=index,
-            document=_ranked(documents.items[index]) if shows else msgspec.UNSET,
-            relevance_score=scores[index],
-        )
-        for index in best
-    ]
-    usage = RerankUsage(used.prompt_tokens, used.total_tokens)
-    await call.json(RerankResponse(id=id_, model=model.name, usage=usage, results=results))
+
+    def ranked() -> RerankResponse:
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])
+        results = [
+            RerankResult(
+                index=index,
+                document=_ranked(documents.items[index]) if shows else msgspec.UNSET,
+                relevance_score=scores[index],
+            )
+            for index in best[: request.top_n or None]
+        ]
+        usage = RerankUsage(used.prompt_tokens, used.total_tokens)
+        return RerankResponse(id=id_, model=model.name, usage=usage, results=results)
+
+    await call.prepared_json(incoming.size, ranked)
 
 
 async def scored(

@@ -130,10 +130,15 @@ async def rank(call: Call) -> None:
     sides = counted(call, request.query, "query"), counted(call, request.texts, "texts")
     with own_names(_FIELDS):
         scores, _, _ = await scored(call, incoming, *sides)
-    best = sorted(range(len(scores)), key=lambda index: -scores[index])
     texts = request.texts if request.return_text else None
-    ranked = [RankedText(n, scores[n], None if texts is None else texts[n]) for n in best]
-    await call.bytes(_encode(ranked), JSON_HEADER)
+
+    def ranked() -> bytes:
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])
+        return _encode(
+            [RankedText(n, scores[n], None if texts is None else texts[n]) for n in best]
+        )
+
+    await call.bytes(await call.server.run_prepared(incoming.size, ranked), JSON_HEADER)
 
 
 _FORMS: Mapping[str, Mapping[str, tuple[object, ...]]] = {

@@ -1,0 +1,70 @@
+"""Lines of a file: found wherever it is cut, and read without parsing what nobody has counted."""
+
+import asyncio
+import json
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inlay.store.kept.contents import Contents
+from inlay.store.kept.memory import MemoryStorage
+from inlay_batches.lines import Line, LineError, blocks_of, read_line
+from inlay_batches.records import Place
+
+
+@pytest.mark.parametrize("name", ["custom_id", "method", "url", "more"])
+def test_what_stands_in_a_line_is_not_parsed_before_it_is_counted(name: str) -> None:
+    fields = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {}}
+    data = json.dumps({**fields, name: [[]] * 1_000_000}).encode()
+    tracemalloc.start()
+    with suppress(LineError):
+        read_line(Line(0, 0, len(data), data), "/v1/embeddings", len(data))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1_000_000
+
+
+@given(
+    texts=st.lists(st.sampled_from([b"", b" ", b"a", b"bb", b"c" * 40, b"\r"]), max_size=12),
+    cuts=st.lists(st.integers(1, 20), max_size=10),
+    last=st.booleans(),
+    start=st.integers(0, 11),
+)
+def test_lines_are_the_same_however_a_file_is_cut_and_wherever_reading_begins(
+    texts: list[bytes], cuts: list[int], last: bool, start: int
+) -> None:
+    data = b"\n".join(texts) + (b"\n" if last and texts else b"")
+
+    async def act() -> None:
+        contents = Contents(MemoryStorage(1 << 20))
+        pieces, at = [], 0
+        for size in [*cuts, max(1, len(data))]:
+            if at < len(data):
+                pieces.append(await contents.write(f"p{at}", data[at : at + size]))
+                at += size
+        expected, offset = [], 0
+        for number, text in enumerate(texts):
+            after = offset + len(text) + 1
+            long = len(text) > 30
+            if text.strip() or long:
+                expected.append(Line(number, offset, after, None if long else text.strip(b" \t\r")))
+            offset = after
+        begin = Place()
+        if start < len(expected):
+            begin = Place(expected[start].number, expected[start].offset)
+        cut: list[int] = []
+
+        async def prepare(size: int, work: Callable[[], list[Line]], /) -> list[Line]:
+            cut.append(size)
+            return work()
+
+        blocks = blocks_of(contents, pieces, begin, 30, prepare)
+        found = [each async for block in blocks for each in block]
+        assert found == [each for each in expected if each.offset >= begin.offset]
+        assert sum(cut) == max(0, len(data) - begin.offset)
+
+    asyncio.run(act())
