@@ -5,6 +5,7 @@ Traffic goes to the server that the benchmark started itself, on 127.0.0.1.
 
 import contextlib
 import http.client
+import json
 import socket
 import ssl
 import threading
@@ -39,10 +40,11 @@ class Target(NamedTuple):
 
 
 class Post(NamedTuple):
-    """One request: its path and body."""
+    """One request: its path, its body and what that is."""
 
     path: str
     body: bytes
+    kind: str = "application/json"
 
 
 Answers: TypeAlias = "Counter[str]"
@@ -83,11 +85,15 @@ def posting(*posts: Post, keys: Sequence[str] = KEYS[:1], connections: int = 1) 
 
 
 def _post(port: int, post: Post, key: str) -> str:
-    """The status of the answer, or "none"."""
+    return _answer(port, post, key)[0]
+
+
+def _answer(port: int, post: Post, key: str) -> tuple[str, bytes]:
+    """The status of the answer, or "none", and its body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     pieces = (post.body[start : start + _PIECE] for start in range(0, len(post.body), _PIECE))
     headers = {
-        "Content-Type": "application/json",
+        "Content-Type": post.kind,
         "Content-Length": str(len(post.body)),
         "Authorization": f"Bearer {key}",
     }
@@ -96,10 +102,27 @@ def _post(port: int, post: Post, key: str) -> str:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.request("POST", post.path, pieces, headers)
             response = connection.getresponse()
-            response.read()
+            return str(response.status), response.read()
         except (OSError, http.client.HTTPException):
-            return "none"
-        return str(response.status)
+            return "none", b""
+
+
+def going_on(ask: Callable[[str | None], Post], then: Callable[[str], Post] | None = None) -> Send:
+    """Ask with the id of the answer before, without a pause; or ask each time anew, and `then`."""
+
+    def run(target: Target, stop: Event) -> Answers:
+        answers: Answers = Counter()
+        last: str | None = None
+        while not stop.is_set():
+            status, body = _answer(target.port, ask(last), KEYS[0])
+            answers[status] += 1
+            if status == "200":
+                last = json.loads(body)["id"]
+                if then is not None:
+                    answers[_post(target.port, then(last), KEYS[0])] += 1
+        return answers
+
+    return run
 
 
 def aborted_uploads(announced: int, sent: int, connections: int = 64) -> Send:

@@ -26,6 +26,7 @@ from benchmarks._attackers import (
     Post,
     Send,
     aborted_uploads,
+    going_on,
     leaving,
     nats_garbage,
     posting,
@@ -157,6 +158,28 @@ def _waiting_prompts() -> Send:
     shared = list(range(100, 1700))
     posts = [_completion(prompt=[*shared, number], max_tokens=300) for number in range(64)]
     return posting(*posts, keys=KEYS, connections=16)
+
+
+def _batches() -> Send:
+    """Batches of blank lines, and of a line whose id is a million lists."""
+    line = json.dumps({"custom_id": [[]] * _MANY, "method": "POST", "url": "/v1/completions"})
+    head = 'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    file = 'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
+    body = f"--x\r\n{head}--x\r\n{file}{line}\n".encode() + b"\n" * 12_000_000 + b"{}\r\n--x--\r\n"
+    upload = Post("/v1/files", body, "multipart/form-data; boundary=x")
+    batch = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    return going_on(lambda _: upload, lambda id_: _json("/v1/batches", input_file_id=id_, **batch))
+
+
+def _chain() -> Send:
+    """Responses that go on with one another, each with thousands of empty parts."""
+    parts = [{"type": "input_text", "text": ""}] * 3000
+    item = [{"role": "user", "content": parts}]
+    return going_on(
+        lambda id_: _json(
+            "/v1/responses", input=item, max_output_tokens=16, previous_response_id=id_
+        )
+    )
 
 
 def _posts(*posts: Post) -> Callable[[], Send]:
@@ -332,6 +355,32 @@ ATTACKS: tuple[Attack, ...] = (
         ),
         asked=lambda number: _seeing(_picture(number // 500_000_000, 1500)),
         model=demo.vision_dir,
+    ),
+    Attack(
+        "lines of a batch",
+        "12 MB of blank lines and a line whose id is a million lists",
+        _batches,
+        flags=("--batch-store", "memory", "--files-tenant-bytes", "256M"),
+    ),
+    Attack(
+        "a chain of responses",
+        "each goes on with the last and has 3,000 empty parts",
+        _chain,
+        flags=("--response-store", "memory"),
+    ),
+    Attack(
+        "a rerank",
+        "100,000 documents",
+        lambda: posting(_json("/v1/rerank", query="a", documents=["the harbour"] * 100_000)),
+        asked=lambda number: _json("/v1/embeddings", input=f"the harbour {number}"),
+        model=partial(tiny_embedding, "bert"),
+    ),
+    Attack(
+        "a rerank, allowed",
+        "2,048 documents of 20 words; the second client wants vectors",
+        lambda: posting(_json("/v1/rerank", query="a", documents=["the harbour " * 10] * 2048)),
+        asked=lambda number: _json("/v1/embeddings", input=f"the harbour {number}"),
+        model=partial(tiny_embedding, "bert"),
     ),
     Attack("/metrics", "24 connections, no key", lambda: scraping("/metrics", 24)),
     Attack(
