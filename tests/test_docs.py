@@ -214,5 +214,6 @@ def test_the_bounds_of_the_security_page_are_those_of_the_code() -> None:
     said = re.findall(r"`([a-z_.]+)\.([A-Z_]+)` = ([\d,.]+\d)", text)
     assert len(said) > 20
     for module, name, value in said:
-        found = getattr(importlib.import_module(f"inlay.{module}"), name)
+        room = module if module.startswith("inlay_") else f"inlay.{module}"
+        found = getattr(importlib.import_module(room), name)
         assert float(value.replace(",", "")) == found, (module, name)

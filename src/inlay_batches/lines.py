@@ -115,7 +115,9 @@ _SHORT = 12 * MAX_CUSTOM_ID + 2
 def _value(given: msgspec.Raw) -> Any:
     """Return what a field holds; of one that is too long its first bytes."""
     text = memoryview(given)
-    return bytes(text[:_SHORT]) if len(text) > _SHORT else msgspec.json.decode(text)
+    if not 0 < len(text) <= _SHORT:
+        return bytes(text[:_SHORT])
+    return msgspec.json.decode(text)
 
 
 _decoder = msgspec.json.Decoder(_RequestLine)
@@ -142,6 +144,7 @@ def read_line(line: Line, endpoint: str | None, max_bytes: int) -> LineRequest:
         )
     try:
         found = _decoder.decode(line.data)
+        id_, method, url = map(_value, (found.custom_id, found.method, found.url))
     except PARSER_ERRORS as error:
         raise LineError(
             f"the line is not a JSON object of a request: {error}", code="invalid_json_line"
@@ -149,16 +152,16 @@ def read_line(line: Line, endpoint: str | None, max_bytes: int) -> LineRequest:
     for name in ("custom_id", "method", "url", "body"):
         if getattr(found, name) in (msgspec.Raw(b""), msgspec.Raw(b"null")):
             raise LineError(f"{name} is missing", code="missing_required_parameter", param=name)
-    id_, url, body = _value(found.custom_id), _value(found.url), bytes(found.body)
+    body = bytes(found.body)
     if not isinstance(id_, str) or not 0 < len(id_) <= MAX_CUSTOM_ID:
         raise LineError(
             f"custom_id must be a text of 1 to {MAX_CUSTOM_ID} characters, got {_shown(id_)}",
             code="invalid_custom_id",
             param="custom_id",
         )
-    if found.method != msgspec.Raw(b'"POST"'):
+    if method != "POST":
         raise LineError(
-            f"method must be POST, got {_shown(_value(found.method))}",
+            f"method must be POST, got {_shown(method)}",
             code="invalid_method",
             param="method",
         )

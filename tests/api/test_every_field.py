@@ -27,7 +27,7 @@ VALUES: dict[str, Any] = {
 }
 """Of each type one value."""
 
-ODD = (float("nan"), "\ud800", "x" * 20_000, 10**30, [None], {"type": []})
+ODD: tuple[Any, ...] = (float("nan"), "\ud800", "x" * 20_000, 10**30, [None], {"type": []})
 """What stands where its type may: it is served or refused."""
 
 DEEP = 2

@@ -7,7 +7,8 @@ import os
 import shutil
 import signal
 import wave
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inlay.api.openai.transcriptions import route
 from inlay.media.sounds import quiet_cuts
 from tests.audio_models import AUDIO_FAMILIES, RATE, audio
 from tests.equality.test_sound_and_video_over_http import TEMPLATES
@@ -174,20 +176,31 @@ def test_more_tokens_than_the_model_has_room_for_are_not_the_files_fault(
         assert refused.value.param == "max_completion_tokens"
 
 
-def test_a_worker_that_is_lost_in_a_stream_is_no_fault_of_the_server() -> None:
+def test_a_worker_that_is_lost_in_a_stream_is_no_fault_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with fleet(with_template("voxtral")) as running:
+        hear = route._hear
+
+        async def cut(*given: Any, **named: Any) -> AsyncIterator[Any]:
+            async for made in hear(*given, **named):
+                yield made
+                # Here, where nothing more is read meanwhile.
+                with suppress(ProcessLookupError):
+                    os.kill(running.processes[0].pid, signal.SIGKILL)
+
+        monkeypatch.setattr(route, "_hear", cut)
         url = running.serve(router_queue_timeout=0.5)
         asked = {"stream": "true", "max_completion_tokens": "400"}
-        events: list[dict[str, Any]] = []
         with httpx.stream(
             "POST", f"{url}/v1/audio/transcriptions", data=asked, timeout=90,
             files={"file": ("a.wav", sound_file(20.0))},
         ) as response:  # fmt: skip
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    events.append(json.loads(line.removeprefix("data: ")))
-                if len(events) == 1:
-                    os.kill(running.processes[0].pid, signal.SIGKILL)
+            events = [
+                json.loads(line.removeprefix("data: "))
+                for line in response.iter_lines()
+                if line.startswith("data: {")
+            ]
     assert events[-1]["error"]["type"] == "overloaded_error"
 
 

@@ -5,6 +5,7 @@ import json
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,8 @@ from inlay.store.kept.contents import Contents
 from inlay.store.kept.memory import MemoryStorage
 from inlay_batches.lines import Line, LineError, blocks_of, read_line
 from inlay_batches.records import Place
+
+T = TypeVar("T")
 
 
 @pytest.mark.parametrize("name", ["custom_id", "method", "url", "more"])
@@ -58,7 +61,7 @@ def test_lines_are_the_same_however_a_file_is_cut_and_wherever_reading_begins(
             begin = Place(expected[start].number, expected[start].offset)
         cut: list[int] = []
 
-        async def prepare(size: int, work: Callable[[], list[Line]], /) -> list[Line]:
+        async def prepare(size: int, work: Callable[[], T], /) -> T:
             cut.append(size)
             return work()
 

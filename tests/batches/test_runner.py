@@ -424,6 +424,7 @@ def test_bad_input_is_told_with_its_lines_and_nothing_runs() -> None:
     assert problems(b"\n \r\n") == [("empty_file", None, None)]
     assert problems(good + b'{"custom_id": \n') == [("invalid_json_line", 2, None)]
     assert problems(b"[1]\n" + good) == [("invalid_json_line", 1, None)]
+    assert problems(line("?").replace(b"?", b"\xff")) == [("invalid_json_line", 1, None)]
     assert problems(good + b"[" * 3000 + b"\n") == [("invalid_json_line", 2, None)]
     assert problems(b'{"method": "POST"}\n') == [("missing_required_parameter", 1, "custom_id")]
     assert problems(good + b"\n" + good) == [("duplicate_custom_id", 3, "custom_id")]
