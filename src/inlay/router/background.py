@@ -26,7 +26,7 @@ _LEARNED = 0.3
 
 
 class _Waits:
-    """What others wait for a token.
+    """Waits of others for a token.
 
     Attributes:
         least: samples that are judged together.
