@@ -128,6 +128,17 @@ def test_a_large_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert checkpoint_of(other).file("tokenizer.json") not in (made, b"{}")
 
 
+def test_a_user_without_a_home_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.setattr(gguf_model, "_LARGE", 0)
+    file = gguf_of(tiny("llama"), tmp_path / "m.gguf")
+    assert checkpoint_of(file).file("tokenizer.json") == checkpoint_of(file).file("tokenizer.json")
+
+
 def test_normalisers_and_first_tokens_are_those_of_the_split(tmp_path: Path) -> None:
     directory = tiny("qwen3")
     bos: dict[str, Any] = {"tokenizer__ggml__bos_token_id": 1}

@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Protocol
 
+from inlay.base.user_cache import user_cache
+
 _logger = logging.getLogger(__name__)
 
 MOST_BYTES = 8 << 20
@@ -49,8 +51,7 @@ class LocalReferences:
             return path.read_bytes()
         except FileNotFoundError:
             return None
-        # RuntimeError: a user without a home directory, as in containers.
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             _logger.info("the self-check of an earlier start is not used: %s", error)
             return None
 
@@ -69,7 +70,7 @@ class LocalReferences:
             kept = sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime)
             for old in kept[:-_MOST_FILES]:
                 old.unlink(missing_ok=True)
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             _logger.info(
                 "the self-check is not kept for later starts, which take longer: %s", error
             )
@@ -97,5 +98,4 @@ def references() -> References:
 
 
 def _path(key: str) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "inlay" / "self-check" / f"{key}.msgpack"
+    return user_cache("self-check") / f"{key}.msgpack"

@@ -1,7 +1,6 @@
 """A model in a GGUF file, as the directory that it stands for."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +15,7 @@ import numpy as np
 from blake3 import blake3
 
 from inlay.base.errors import InvalidRequestError
+from inlay.base.user_cache import user_cache
 from inlay.tensors.blocks import Bytes, Floats, dequantise, is_finite
 from inlay.tensors.gguf import GgufFile, is_gguf, read_bytes
 from inlay.tensors.gguf_config import Named, architecture_of, config_of, named_tensors
@@ -95,19 +95,19 @@ class GgufModel:
             key: value for key, value in self.gguf.metadata.items() if key.startswith("tokenizer.")
         }
         key = blake3(msgspec.msgpack.encode((_FORM, of))).hexdigest(16)
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        kept = cache / "inlay" / "tokenizers" / f"{key}.json"
+        name = f"{key}.json"
         with suppress(OSError):
-            return kept.read_bytes()
+            return (user_cache("tokenizers") / name).read_bytes()
         form = msgspec.json.encode(self._tokenizer.form())
         if len(form) < _LARGE:
             return form
         # Without a cache it is made again.
         with suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile(dir=kept.parent, delete=False) as part:
+            cache = user_cache("tokenizers")
+            cache.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=cache, delete=False) as part:
                 part.write(form)
-            Path(part.name).replace(kept)
+            Path(part.name).replace(cache / name)
         return form
 
 

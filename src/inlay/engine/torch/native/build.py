@@ -16,6 +16,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from inlay.base.user_cache import user_cache
 from inlay.engine.torch.native import sources
 from inlay.engine.torch.native.sources import SOURCES, compile_for, cpu_features
 
@@ -40,8 +41,7 @@ def load(name: str) -> ctypes.CDLL | None:
                 _logger.info("compiling %s for this processor, once: some seconds", source.name)
                 compile_for(compiler, source, path, _NATIVE)
             return ctypes.CDLL(str(path))
-        # RuntimeError: a user without a home directory, as in containers.
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             return _load_for_now(compiler, source, str(error))
     except (OSError, subprocess.SubprocessError) as error:
         detail = error.stderr[-2000:] if isinstance(error, subprocess.CalledProcessError) else ""
@@ -100,9 +100,7 @@ def _directory() -> Path:
     Raises:
         OSError: it cannot be created, or others may write to it.
     """
-    directory = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inlay" / "kernels"
-    )
+    directory = user_cache("kernels")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
