@@ -3,6 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from scripts.demo_training.world import build_world
 from transformers import DynamicCache
 
 from inlay import demo
+from inlay.base.errors import InvalidRequestError
 from inlay.client import PromptEmbedder
 from inlay_audit.neural import inverter, learned
 from inlay_audit.neural.language_model import LanguageModel, ModelAnswers
@@ -19,6 +21,8 @@ from inlay_audit.prompts import Floats, PromptMaker, read_texts
 from inlay_audit.report import chart
 from inlay_audit.run import Audit, Audited
 from inlay_audit.transform import Setting, named
+from tests.cli.test_convert_model import run_printed
+from tests.gguf_models import gguf_of
 from tests.models import tiny
 
 ANSWER = 6
@@ -84,6 +88,16 @@ def test_a_search_computes_no_layer_behind_the_one_that_was_sent(audit: Audit) -
     assert torch.allclose(found[0], torch.from_numpy(states[1]), atol=1e-5)
     last = model.states_of(len(layers) - 1, inputs_embeds=torch.from_numpy(rows[0])[None])
     assert torch.allclose(last[0], torch.from_numpy(states[-1]), atol=1e-5)
+
+
+def test_a_gguf_file_is_read_once_the_printed_command_has_converted_it(tmp_path: Path) -> None:
+    file = gguf_of(tiny("llama"), tmp_path / "small one.gguf")
+    with pytest.raises(InvalidRequestError, match="is GGUF") as refused:
+        LanguageModel.load(file)
+    run_printed(refused.value.message)
+    assert (
+        LanguageModel.load(file.with_suffix("")).layers == LanguageModel.load(tiny("llama")).layers
+    )
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "llama"])

@@ -1,5 +1,6 @@
 """The whole model, for answers and for attackers that have its weights. Needs torch."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -53,8 +54,8 @@ class LanguageModel:
         local = local_directory(model)
         if local is not None and is_gguf(local):
             raise InvalidRequestError(
-                f"{local} is GGUF, which attacks with the whole model do not read; `inlay convert` "
-                "makes safetensors of it"
+                f"{local} is GGUF, which attacks with the whole model do not read; make "
+                f"safetensors of it: inlay convert {shlex.quote(str(local))}"
             )
         given = nullcontext(str(model)) if local is None else tidied(local)
         try:
