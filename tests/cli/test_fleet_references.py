@@ -33,17 +33,14 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
         yield server
 
 
-def seen(server: NatsServer) -> dict[str, object]:
-    """What `inlay status` says."""
-    said = subprocess.run(
-        [sys.executable, "-m", "inlay.cli", "status", "--nats", server.url, "--output-json"],
+def status(server: NatsServer, *words: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "inlay.cli", "status", "--nats", server.url, *words],
         capture_output=True,
         text=True,
         timeout=END_SECONDS,
         check=True,
-    )
-    found: dict[str, object] = json.loads(said.stdout)
-    return found
+    ).stdout
 
 
 async def exchange_logprobs(server: NatsServer, secret: Secret) -> bytes:
@@ -108,12 +105,15 @@ def test_further_workers_start_by_what_the_first_found_and_one_that_differs_does
                 ((name, reason),) = health["missing"].items()
             assert reason.startswith("its logprobs are not those of transformers")
             assert len(health["workers"]) == 1
-            said = seen(server)
+            said = json.loads(status(server, "--output-json"))
             assert said["missing"] == {name: reason}
             assert isinstance(said["workers"], list)
             states = {one["id"].rpartition(".")[0]: one["state"] for one in said["workers"]}
             assert states.pop(name) == "refused"
             assert list(states.values()) == ["ready"]
+            results = {one["self_check"]["result"] for one in said["workers"]}
+            assert results == {"passed", "differs"}
+            assert "(self-check: differs)" in status(server)
 
         worker("again", "--self-check", "full")
         assert asyncio.run(exchange_logprobs(server, Secret(bytes(range(32))))) == made_first

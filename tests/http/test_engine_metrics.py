@@ -75,6 +75,15 @@ def test_how_workers_are_is_shown(llama: Fleet) -> None:
         assert line in text
 
 
+def test_how_near_a_model_is_to_its_own_code_is_shown(llama: Fleet) -> None:
+    url = llama.serve()
+    check = httpx.get(url + "/v1/models/tiny").json()["self_check"]
+    assert (check["result"], 0 < check["distance"] < check["bound"]) == ("passed", True)
+    of = 'engine="local-0",model_name="tiny",result="passed"'
+    shown = f"inlay:self_check_distance{{{of}}} {check['distance']}"
+    assert shown in httpx.get(url + "/metrics").text
+
+
 async def test_many_who_look_at_once_ask_the_workers_once() -> None:
     asked = 0
 
