@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.weights.fused import FusedGated
 from inlay.engine.torch.weights.linear import RotaryTable
 from inlay.engine.torch.weights.linear_methods import LinearMethod, QuantisedLinear
+from tests.numbers import heads
 from tests.numbers.seeding import AttentionChange, Seeding
 
 
@@ -106,65 +106,6 @@ def _half(values: Tensor, _: dict[str, Any]) -> Tensor:
     return torch.cat([values[: len(values) // 2], 0 * values[len(values) // 2 :]])
 
 
-def _swapped(heads: Tensor) -> Tensor:
-    return torch.cat([heads[-1:], heads[1:-1], heads[:1]]) if len(heads) > 1 else heads
-
-
-def _swap_queries(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Any:
-    return _swapped(q), k, v, scoring
-
-
-def _swap_keys(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Any:
-    return q, _swapped(k), v, scoring
-
-
-def _swap_channels(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Any:
-    new = q.clone()
-    new[0, :, :2] = q[0, :, :2].flip(-1)
-    return new, k, v, scoring
-
-
-def _tile(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Any:
-    if 1 < len(k) < len(q):
-        # Keys and values of groups take turns instead of standing side by side.
-        q = q.view(len(k), -1, *q.shape[1:]).transpose(0, 1).flatten(0, 1)
-    return q, k, v, scoring
-
-
-def _no_values(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Any:
-    new = v.clone()
-    new[0] = 0
-    return q, k, new, scoring
-
-
-def _scores(factor: float) -> AttentionChange:
-    def change(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Any:
-        return q, k, v, scoring._replace(scaling=factor * scoring.scaling)
-
-    return change
-
-
-def _scored(**values: Any) -> AttentionChange:
-    def change(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Any:
-        return q, k, v, scoring._replace(**values)
-
-    return change
-
-
-def _window(change: Callable[[int], int | None]) -> AttentionChange:
-    def narrowed(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Any:
-        if isinstance(scoring.window, int):
-            scoring = scoring._replace(window=change(scoring.window))
-        return q, k, v, scoring
-
-    return narrowed
-
-
-def _of_next_head(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Any:
-    assert scoring.sinks is not None
-    return q, k, v, scoring._replace(sinks=scoring.sinks.roll(1))
-
-
 def _where(
     test: Callable[[Seeding], object], make: Callable[[Seeding], None]
 ) -> Callable[[Seeding], None]:
@@ -191,6 +132,12 @@ def _grouped(into: Seeding) -> bool:
     return bool(1 < config.num_key_value_heads < config.num_attention_heads) and not any(
         shape.latent for shape in into.model.layers
     )
+
+
+def _whole_heads(into: Seeding) -> bool:
+    ropes = into.whole.config.get_text_config().rope_parameters
+    parts = ropes.values() if all(isinstance(each, dict) for each in ropes.values()) else [ropes]
+    return all(rope.get("partial_rotary_factor", 1) == 1 for rope in parts)
 
 
 def _several_keys(into: Seeding) -> bool:
@@ -228,10 +175,13 @@ def _gated(into: Seeding, most: int | None) -> None:
         into.after(product, lambda _, found: torch.cat(found.chunk(2, -1)[::-1], -1))
 
 
-def _activation(into: Seeding, function: Callable[[Tensor], Tensor], which: str) -> None:
+def _activation(
+    into: Seeding, function: Callable[[Tensor], Tensor], *which: str, one: bool = False
+) -> None:
     """Another activation, where it is SiLU or GELU."""
-    for module in into.whole.modules():
-        if isinstance(module, FusedGated) and which == "silu":
+    within = into.layers[into.middle] if one else into.whole
+    for module in within.modules():
+        if isinstance(module, FusedGated) and "silu" in which:
 
             def multiply(pair: Tensor) -> Tensor:
                 gate, up = pair.chunk(2, -1)
@@ -239,8 +189,13 @@ def _activation(into: Seeding, function: Callable[[Tensor], Tensor], which: str)
 
             into.put(module, "_multiply", multiply)
         name = type(module).__name__.lower()
-        if which in name and not list(module.children()) and "multiply" not in name:
+        is_one = any(each in name for each in which) and not list(module.children())
+        if is_one and "multiply" not in name:
             into.put(module, "forward", lambda x: function(x))
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
 
 
 def _router(name: str, value: object) -> Callable[[Seeding], None]:
@@ -382,7 +337,7 @@ def _attention_cap(into: Seeding) -> bool:
 
 
 def _window_edges(edge: Callable[[int], int | None]) -> Callable[[Seeding], None]:
-    return _where(_windowed, _attention(_window(edge)))
+    return _where(_windowed, _attention(heads.window(edge)))
 
 
 FAULTS: dict[str, Fault] = {
@@ -411,32 +366,35 @@ FAULTS: dict[str, Fault] = {
     "angles without their scaling": Fault(lambda into: _frequencies(into, _unscaled)),
     "the slowest quarter of angles unscaled": Fault(lambda into: _frequencies(into, _slowest)),
     "half of a head not rotated": Fault(lambda into: _frequencies(into, _half)),
+    "rotated as neighbours": Fault(_where(_whole_heads, heads.neighbours)),
     "angles in bfloat16": Fault(
         lambda into: _frequencies(into, lambda own, _: own.bfloat16().float())
     ),
-    "two query heads swapped": Fault(_attention(_swap_queries)),
+    "two query heads swapped": Fault(_attention(heads.swap_queries)),
     "two query heads of one layer swapped": Fault(
-        _attention(_swap_queries, one=True), instance=True
+        _attention(heads.swap_queries, one=True), instance=True
     ),
     "two key heads of one layer swapped": Fault(
-        _where(_several_keys, _attention(_swap_keys, one=True)), instance=True
+        _where(_several_keys, _attention(heads.swap_keys, one=True)), instance=True
     ),
-    "keys tiled, not repeated": Fault(_where(_grouped, _attention(_tile))),
+    "keys tiled, not repeated": Fault(_where(_grouped, _attention(heads.tile))),
     "a head of one layer without values": Fault(
-        _where(_has_values, _attention(_no_values, one=True)), instance=True
+        _where(_has_values, _attention(heads.no_values, one=True)), instance=True
     ),
-    "two channels of one head swapped": Fault(_attention(_swap_channels, one=True), instance=True),
-    "scores 1.1 times as large": Fault(_attention(_scores(1.1))),
-    "scores 1.41 times as large": Fault(_attention(_scores(1.41))),
+    "two channels of one head swapped": Fault(
+        _attention(heads.swap_channels, one=True), instance=True
+    ),
+    "scores 1.1 times as large": Fault(_attention(heads.scores(1.1))),
+    "scores 1.41 times as large": Fault(_attention(heads.scores(1.41))),
     "scores of one layer 1.41 times as large": Fault(
-        _attention(_scores(1.41), one=True), instance=True
+        _attention(heads.scores(1.41), one=True), instance=True
     ),
-    "no soft cap of scores": Fault(_where(_attention_cap, _attention(_scored(softcap=None)))),
+    "no soft cap of scores": Fault(_where(_attention_cap, _attention(heads.scored(softcap=None)))),
     "no soft cap of logits": Fault(_final_cap),
     "no window": Fault(_window_edges(lambda _: None)),
     "a window that is one too large": Fault(_window_edges(lambda size: size + 1)),
     "a window that is one too small": Fault(_window_edges(lambda size: size - 1)),
-    "the window in every layer": Fault(_where(_windowed, _attention(_scored(window=5)))),
+    "the window in every layer": Fault(_where(_windowed, _attention(heads.scored(window=5)))),
     "no norms of heads": Fault(_no_head_norms),
     "the norms of queries and keys exchanged": Fault(_exchange_head_norms),
     "no bias in one product": Fault(lambda into: _biases(into, 1), instance=True),
@@ -448,14 +406,17 @@ FAULTS: dict[str, Fault] = {
     "the exact GELU for its approximation by tanh": Fault(
         lambda into: _activation(into, F.gelu, "gelutanh")
     ),
+    "the quick GELU in one layer": Fault(
+        lambda into: _activation(into, _quick_gelu, "silu", "gelu", one=True), instance=True
+    ),
     "weights of experts not normalised": Fault(_router("norm_topk_prob", value=False)),
     "weights of experts without their factor": Fault(_router("routed_scaling_factor", 1.0)),
     "no correction of the choice of experts": Fault(
         _router("e_score_correction_bias", torch.zeros_like)
     ),
     "one expert too few": Fault(_router("top_k", lambda count: count - 1)),
-    "no sinks": Fault(_where(_with_sinks, _attention(_scored(sinks=None)))),
-    "sinks of the next head": Fault(_where(_with_sinks, _attention(_of_next_head))),
+    "no sinks": Fault(_where(_with_sinks, _attention(heads.scored(sinks=None)))),
+    "sinks of the next head": Fault(_where(_with_sinks, _attention(heads.of_next_head))),
     "a zero point of one product off by one": Fault(
         lambda into: _zeros_off(into, 1), instance=True
     ),

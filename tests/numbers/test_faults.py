@@ -130,6 +130,11 @@ BELOW: dict[str, dict[str, tuple[float, float]]] = {
         "gemma3_text": (1.46, 2.49),
         "gemma2": (1.62, 1.99),
     },
+    "the quick GELU in one layer": {
+        "gemma3_text": (0.81, 0.52),
+        "gemma2": (0.95, 0.89),
+        "phi": (1.04, 0.83),
+    },
     "the slowest quarter of angles unscaled": {
         "qwen2": (0.93, 2.07),
         "qwen3_moe": (1.05, 0.76),

@@ -13,24 +13,34 @@ from scripts.published import file_of, is_there, obtain
 from tests.published.prompts import GEMMA, QWEN
 from tests.serving import Served, serving
 
-_MODULES = ("faults", "eight_rows", "gemma", "qwen", "numbers", "gguf")
-"""Modules of one model, those that share a server behind each other."""
+_MODULES = ("embedders", "faults", "eight_rows", "hidden_states", "decisions", "gemma", "qwen")
+"""Modules in their order, then those of both models: what shares a server stands together."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of a model behind each other, so that each of its servers starts once."""
+    """Put the tests of a model behind each other, so that each of its servers starts once.
+
+    Qwen's are as much as all others together: of two processes, one has them.
+    """
     own = [item for item in items if item.path.parent == Path(__file__).parent]
     places = [items.index(item) for item in own]
     for place, item in zip(places, sorted(own, key=_place), strict=True):
         items[place] = item
+        item.add_marker(pytest.mark.xdist_group("Qwen" if _place(item)[0] == QWEN else "others"))
 
 
 def _place(item: pytest.Item) -> tuple[str, int]:
     module = item.path.stem.removeprefix("test_")
-    alone = {"eight_rows": GEMMA, "gemma": GEMMA, "qwen": QWEN}.get(module, "")
+    alone = {"qwen": QWEN, "embedders": ""}.get(module, GEMMA)
     named = [each for each in (GEMMA, QWEN) if f"[{each}" in item.name or f"-{each}]" in item.name]
-    return (named or [alone])[0], _MODULES.index(module) if module in _MODULES else 0
+    at = _MODULES.index(module) if module in _MODULES else len(_MODULES) + (module == "gguf")
+    return (named or [alone])[0], at
 
+
+BEFORE, BEHIND = "<bos><start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n"
+TEMPLATES = {GEMMA: "{{ '" + BEFORE + "' + messages[0]['content'] + '" + BEHIND + "' }}"}
+"""Of models that have none of their own."""
 
 WITHIN = 400.0
 """Seconds for a start on a busy machine."""
@@ -47,28 +57,31 @@ def checkpoint(name: str) -> Path:
 
 
 class Servers:
-    """The one server that runs: several models at once would take memory that machines lack.
+    """The one server that a process runs: more would take memory that machines lack."""
 
-    Tests of one model stand behind each other, so that it starts once.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, template: Path) -> None:
+        """`template` is the file to write chat templates into."""
+        self._template = template
         self._running = ExitStack()
-        self._runs: tuple[Path, str] | None = None
+        self._runs: tuple[Path | str, ...] = ()
         self._served: Served | None = None
 
-    def of(self, name: str, *, gguf: bool = False, activations: str = "auto") -> Served:
+    def of(self, name: str, *words: str, gguf: bool = False) -> Served:
         """The server of a checkpoint, with every core and rows allowed, otherwise as it comes.
 
         Args:
             name: of the checkpoint.
+            words: more options.
             gguf: of the file that its directory was made from.
-            activations: what weights in blocks are multiplied with.
         """
         directory = checkpoint(name)
         path = file_of(name) if gguf else directory
-        if self._runs != (path, activations) or self._served is None:
+        if self._runs != (path, *words) or self._served is None:
             self.end()
+            self._runs = path, *words
+            if name in TEMPLATES:
+                self._template.write_text(TEMPLATES[name], encoding="utf-8")
+                words = (*words, "--chat-template", str(self._template))
             self._served = self._running.enter_context(
                 serving(
                     path,
@@ -76,13 +89,11 @@ class Servers:
                     "m",
                     "--enable-prompt-embeds",
                     "--enable-hidden-states",
-                    "--activations",
-                    activations,
+                    *words,
                     environment={"OMP_NUM_THREADS": str(os.cpu_count())},
                     within=WITHIN,
                 )
             )
-            self._runs = path, activations
         return self._served
 
     def end(self) -> None:
@@ -91,8 +102,8 @@ class Servers:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
-    servers = Servers()
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    servers = Servers(tmp_path_factory.mktemp("template") / "chat.jinja")
     yield servers
     servers.end()
 

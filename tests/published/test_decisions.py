@@ -1,7 +1,6 @@
 """Decisions of a published model are those of transformers in float32, but for its rounding."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +8,11 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from tests.published.conftest import WITHIN, Servers, checkpoint
+from tests.published.conftest import BEFORE, BEHIND, checkpoint
 from tests.published.numbers import FARTHER, FLOOR, Answer, in_float32, logprobs, reference
 from tests.published.prompts import GEMMA
-from tests.serving import serving
 
 pytestmark = [pytest.mark.published, pytest.mark.timeout(600)]
-
-BEFORE, BEHIND = "<bos><start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n"
-TEMPLATE = "{{ '" + BEFORE + "' + messages[0]['content'] + '" + BEHIND + "' }}"
 
 STATES = [
     "The lamp came with a broken shade, and I want my money back today.",
@@ -33,17 +28,8 @@ ASKED = {
 
 
 @pytest.fixture(scope="module")
-def http(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Of the model with a template: it has none of its own."""
-    servers.end()
-    file = tmp_path_factory.mktemp("template") / "chat.jinja"
-    file.write_text(TEMPLATE, encoding="utf-8")
-    given = ("--served-model-name", "m", "--chat-template", str(file))
-    with (
-        serving(checkpoint(GEMMA), *given, within=WITHIN) as served,
-        httpx.Client(base_url=served.url, timeout=400) as client,
-    ):
-        yield client
+def name() -> str:
+    return GEMMA
 
 
 def question(instructions: str, options: list[str]) -> dict[str, Any]:

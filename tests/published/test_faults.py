@@ -19,6 +19,7 @@ BELOW: dict[str, dict[str, Shown]] = {
         "a scale of embeddings that is 1% too large": Shown("none", 1.19),
         "two channels of one head swapped": Shown("none", 0.87),
         "the exact GELU for its approximation by tanh": Shown("none", 0.78),
+        "the quick GELU in one layer": Shown("none", 0.86),
         "products with more noise": Shown("none", 1.30),
         "products 0.5% too large": Shown("module", 0.84),
     },
