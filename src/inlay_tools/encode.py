@@ -41,8 +41,6 @@ def run(settings: EncodeSettings) -> int:
     if len(named) > 1:
         raise UsageError(f"{' and '.join(named)} cannot both be given")
     is_media = settings.image is not None or settings.audio is not None
-    if settings.url and not is_media:
-        raise UsageError("--url is for an --image or --audio")
     if settings.detail and settings.image is None:
         raise UsageError("--detail is for an --image")
     check_destination(settings)
