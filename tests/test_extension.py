@@ -211,3 +211,16 @@ def test_another_python_is_lent_what_this_one_has_loaded(tmp_path: Path) -> None
     found = sorted(path.name for path in lent.iterdir())
     assert found == ["greeter", "greeter-1.0.dist-info", "inlay_audit"]
     assert inlay(lent, "greet", INLAY_EXTENSIONS="greeting").stdout == "hello\n"
+
+
+def test_settings_of_an_engine_need_no_extension_that_another_python_was_not_lent() -> None:
+    script = (
+        "import sys; sys.modules['inlay_stages'] = None\n"
+        "from inlay.engine.settings import EngineSettings\n"
+        "print(EngineSettings.of(model='m').model.engine)"
+    )
+    variables = {**os.environ, "INLAY_EXTENSIONS": "audit"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "torch\n", done.stderr

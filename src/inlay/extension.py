@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -126,8 +127,17 @@ def extensions() -> tuple[Extension, ...]:
 
 
 def known() -> tuple[Extension, ...]:
-    """Return those of this process, and all others that come with inlay."""
-    return tuple(dict.fromkeys([*load(None), *extensions()]))
+    """Return those of this process, and all others that come with inlay.
+
+    Another Python has no more than what it was lent.
+    """
+    return _known(os.environ.get(VARIABLE))
+
+
+@cache
+def _known(named: str | None) -> tuple[Extension, ...]:
+    there = [name for name, path in BUNDLED.items() if find_spec(path.partition(":")[0])]
+    return tuple(dict.fromkeys([*load(",".join(there)), *load(named)]))
 
 
 @cache
