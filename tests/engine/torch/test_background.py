@@ -1,6 +1,6 @@
 """Background sequences give way to all others in the scheduler."""
 
-from inlay.engine.torch.plan import BACKGROUND_EVERY
+from inlay.engine.torch.plan import BACKGROUND_EVERY, BACKGROUND_EVERY_PROMPT
 from inlay.messages.priority import BACKGROUND
 from inlay.messages.prompt import Tokens
 from tests.engine.torch.simulation import Simulation, bounds
@@ -20,6 +20,21 @@ def test_one_step_in_a_few_has_background_sequences_beside_others() -> None:
     # Alone again they are in every step.
     assert {chunk.sequence for chunk in simulation.step().chunks} == set(work)
     simulation.drain()
+
+
+def test_prompts_of_others_are_computed_almost_alone_and_starve_no_background_sequence() -> None:
+    simulation = Simulation(bounds(max_num_seqs=8, num_pages=64))
+    work = simulation.admit(Tokens([1, 1]), max_tokens=60, priority=BACKGROUND)
+    simulation.step()
+    steps = with_work = 0
+    while steps < 2 * BACKGROUND_EVERY_PROMPT:
+        other = simulation.admit(Tokens([2, steps]), max_tokens=1)
+        while other in simulation.live:
+            planned = {chunk.sequence for chunk in simulation.step().chunks}
+            steps += 1
+            assert other in planned
+            with_work += work in planned
+    assert 1 <= with_work <= 1 + steps // BACKGROUND_EVERY_PROMPT
 
 
 def test_a_background_sequence_gives_its_place_to_any_other_and_never_takes_one() -> None:

@@ -38,7 +38,7 @@ _SOUND = """
 import shutil, sys
 from tests.api.test_transcriptions import sound_file, with_template
 shutil.copytree(with_template("qwen2_audio"), sys.argv[1])
-open(sys.argv[2], "wb").write(sound_file())
+open(sys.argv[2], "wb").write(sound_file(0.7))
 """
 
 

@@ -77,6 +77,7 @@ def test_files_and_batches_are_the_servers_own(
     assert litellm.file_delete(file_id=file.id, custom_llm_provider=name, **where).deleted
 
 
+@pytest.mark.timeout(600)  # with the start of two servers
 @pytest.mark.parametrize("name", ["openai", "hosted_vllm"])
 def test_embeddings_and_transcriptions_are_answered(
     litellm: Any, name: str, embedder: Served, sound: tuple[Served, Path]

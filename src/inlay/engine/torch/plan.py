@@ -10,6 +10,9 @@ from inlay.messages.prompt import Rows
 BACKGROUND_EVERY = 4
 """Steps of which one computes background sequences, while there are others to compute."""
 
+BACKGROUND_EVERY_PROMPT = 4 * BACKGROUND_EVERY
+"""As many while a prompt of others is computed."""
+
 
 class ScheduledChunk:
     """Positions [start, start + count) of a sequence. Equal to itself only.
@@ -118,10 +121,13 @@ def budget(bounds: EngineLimits, running: Collection[Sequence]) -> int:
 
 
 def yields(step: int, running: Iterable[Sequence]) -> bool:
-    """True if a step leaves background sequences out: others go on, and it is not theirs."""
-    if step % BACKGROUND_EVERY == 0:
-        return False
-    return any(one.pending and not one.is_background for one in running)
+    """True if a step leaves background sequences out: others go on, and it is not theirs.
+
+    Where a prompt of others is computed, which ends with a first token, few steps are theirs.
+    """
+    others = max((one.pending for one in running if not one.is_background), default=0)
+    every = BACKGROUND_EVERY if others <= 1 else BACKGROUND_EVERY_PROMPT
+    return others > 0 and step % every != 0
 
 
 @dataclass(slots=True)
