@@ -30,7 +30,7 @@ const heard = (more) => hears.audio.transcriptions.create({ ...sound(), ...more 
 told.text = (await heard({})).text;
 told.plain = await heard({ response_format: "text" });
 told.subtitles = await heard({ response_format: "srt" });
-const verbose = await heard({ response_format: "verbose_json", language: "en" });
+const verbose = await heard({ response_format: "verbose_json" });
 told.verbose = [verbose.text, verbose.duration, verbose.segments];
 const events = [];
 for await (const event of await heard({ stream: true })) events.push(event);
