@@ -53,10 +53,8 @@ class Wrong(NamedTuple):
 class Server:
     """Running servers, with what stands at each path's `{id}`."""
 
-    def __init__(self, url: str) -> None:
-        self.client = httpx.Client(
-            base_url=url, timeout=180, headers={"authorization": "Bearer admin"}
-        )
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
         self.document = self.client.get("/openapi.json").json()
         self.types: Schema = self.document["components"]["schemas"]
         self._ids = {
@@ -157,16 +155,17 @@ def server() -> Iterator[Server]:
         )
     ]  # fmt: skip
     with fleet(tiny("llama"), others=others) as running:
-        yield Server(
-            running.serve(
-                admin_api_key=["admin"],
-                enable_prompt_embeds=True,
-                enable_embedding_lookup=True,
-                enable_hidden_states=True,
-                batches=BatchSettings(batch_store="memory"),
-                responses=ResponseSettings(response_store="memory"),
-            )
+        url = running.serve(
+            admin_api_key=["admin"],
+            enable_prompt_embeds=True,
+            enable_embedding_lookup=True,
+            enable_hidden_states=True,
+            batches=BatchSettings(batch_store="memory"),
+            responses=ResponseSettings(response_store="memory"),
         )
+        head = {"authorization": "Bearer admin"}
+        with httpx.Client(base_url=url, timeout=180, headers=head) as client:
+            yield Server(client)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -195,10 +195,10 @@ def test_text_alone_is_a_chat_as_any_other(client: openai.OpenAI) -> None:
 
 def test_a_drawn_message_can_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
     asked = messages(demo.drawn_examples().examples[1].question)
-    answer = client.chat.completions.create(
+    answer = client.chat.completions.with_raw_response.create(
         model="inlay-demo", messages=asked, temperature=0, extra_body=FIELDS
     )
-    drawn: Any = answer.choices[0].message.to_dict()
+    drawn = answer.http_response.json()["choices"][0]["message"]
     assert {part["type"] for part in drawn["content"]} == {"text", "image_url"}
     again = client.chat.completions.create(
         model="inlay-demo", messages=[*asked, drawn, *asked], temperature=0
