@@ -9,6 +9,7 @@ import msgspec
 from blake3 import blake3
 
 from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import yield_gil
 from inlay.http.bodies.base64_extractor import PARSER_ERRORS
 from inlay.store.kept.contents import Contents, Piece
 from inlay_batches.records import LineProblem, Place, Stop, UsageSum
@@ -18,6 +19,9 @@ T = TypeVar("T")
 MAX_CUSTOM_ID = 512
 _url = re.compile(r"(/[A-Za-z0-9_.-]{1,64}){1,8}")
 _BOM = b"\xef\xbb\xbf"
+_ends = re.compile(rb"\n+")
+_A_TURN = 128
+"""Lines after which others have a turn."""
 
 
 class Line(NamedTuple):
@@ -46,26 +50,37 @@ class _Cutter:
 
     def lines(self, data: bytes, last: bool) -> list[Line]:
         """Return the lines that end in a piece; of the last one all."""
-        *whole, rest = data.split(b"\n")
-        if last:
-            whole, rest = [*whole, rest], b""
         found: list[Line] = []
-        for text in whole:
-            size = self._dropped + len(self._carry) + len(text)
-            number, offset, after = self._number, self._offset, self._offset + size + 1
-            if size > self._max:
-                found.append(Line(number, offset, after, None))
-            else:
-                line = bytes(self._carry + text) if self._carry else text
-                line = (line.removeprefix(_BOM) if number == 0 else line).strip(b" \t\r")
-                if line:
-                    found.append(Line(number, offset, after, line))
-            self._carry, self._dropped = bytearray(), 0
-            self._number, self._offset = number + 1, after
+        at = 0
+        for count, ends in enumerate(_ends.finditer(data)):
+            if not count % _A_TURN:
+                yield_gil()
+            self._end(data[at : ends.start()], found)
+            at = ends.end()
+            blank = at - ends.start() - 1
+            self._number, self._offset = self._number + blank, self._offset + blank
+        rest = data[at:]
+        if last:
+            self._end(rest, found)
+            return found
         self._carry += rest
         if self._dropped or len(self._carry) > self._max:
             self._dropped, self._carry = self._dropped + len(self._carry), bytearray()
         return found
+
+    def _end(self, text: bytes, found: list[Line]) -> None:
+        """End a line with `text`, and add it unless it is blank."""
+        size = self._dropped + len(self._carry) + len(text)
+        number, offset, after = self._number, self._offset, self._offset + size + 1
+        if size > self._max:
+            found.append(Line(number, offset, after, None))
+        else:
+            line = bytes(self._carry + text) if self._carry else text
+            line = (line.removeprefix(_BOM) if number == 0 else line).strip(b" \t\r")
+            if line:
+                found.append(Line(number, offset, after, line))
+        self._carry, self._dropped = bytearray(), 0
+        self._number, self._offset = number + 1, after
 
 
 class Prepare(Protocol):

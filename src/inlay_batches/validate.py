@@ -10,6 +10,7 @@ import numpy as np
 from blake3 import blake3
 
 from inlay.base.errors import BodyTooLargeError, InvalidRequestError, NotFoundError
+from inlay.base.pace import yield_gil
 from inlay.store.kept.contents import Contents, new_name
 from inlay.store.names import ID_PATTERN
 from inlay_batches.lines import Line, LineError, blocks_of, problem_of, read_line
@@ -100,6 +101,7 @@ class Validation:
 
     def _check_all(self, block: list[Line]) -> None:
         for line in block:
+            yield_gil()
             if len(self._problems) >= MAX_PROBLEMS:
                 return
             try:
