@@ -181,7 +181,10 @@ class Audit:
         left_out: dict[str, str] = {}
         not_run: list[str] = []
         until = time.perf_counter() + self.budget
-        for attacker in chosen(self.attackers):
+        waiting = chosen(self.attackers)
+        while waiting:
+            # The one before is let go here, with its copy of the table.
+            attacker = waiting.pop(0)
             self.tell(f"{transform.name}: {attacker.name}")
             began = time.perf_counter()
             # The prior is always there, and one attacker beside it.

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 
 from inlay.base.errors import InvalidRequestError
+from inlay_audit import run
 from inlay_audit.attacker import Known, SentRows
 from inlay_audit.attackers import nearest, pairs
 from inlay_audit.attackers.geometry import Signature
+from inlay_audit.attackers.nearest import WhitenedNearest
 from inlay_audit.attackers.order import Reordered
 from inlay_audit.attackers.pairs import Emission
-from inlay_audit.attackers.sequence import Bigram, ForwardBackward
+from inlay_audit.attackers.sequence import Bigram, ForwardBackward, Prior
 from inlay_audit.gate import Gate
 from inlay_audit.interval import shares, wilson
 from inlay_audit.prompts import AuditPrompt, EntitySpan, Floats, Ids, Template
@@ -325,6 +328,23 @@ def test_a_verdict_says_what_it_took_and_what_was_not_tried() -> None:
     assert hurried.word != "READ WITH PAIRS"
     assert hurried.not_run == ("least-squares", "procrustes")
     assert hurried.line().endswith(" Not run: least-squares, procrustes.")
+
+
+def test_an_attacker_is_let_go_before_the_next_one_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before: list[weakref.ref[WhitenedNearest]] = []
+    left: list[bool] = []
+
+    class Next(WhitenedNearest):
+        def fit(self, known: Known) -> None:
+            left.extend(one() is not None for one in before)
+            before.append(weakref.ref(self))
+            super().fit(known)
+
+    monkeypatch.setattr(run, "chosen", lambda names: [Prior(), Next(), Next(), Next()])
+    Audit(made(30, 1), made(60, 2), TABLE, TEMPLATE, str, ()).of(named("none", SETTING))
+    assert left == [False] * 3
 
 
 def test_a_rotation_is_read_from_rows_of_16_bits_by_the_products_among_them() -> None:
