@@ -2,13 +2,10 @@
 
 import base64
 import io
-import math
 import re
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +17,16 @@ import yaml
 from scripts.dashboard import queries
 
 from inlay.api.app import routes
-from tests.deploy.chart import CHART
+from tests.deploy.prometheus import RULES, Prometheus, lasting, scraping, until
 from tests.deploy.tools import ROOT, run, tool
 from tests.equality.reference import rows_of
 from tests.models import tiny
 from tests.parts import Part, running, workers_of
 from tests.serving import free_port
+from tests.telemetry import vllm_dashboards
 from tests.transport.nats_server import NatsServer
 
 pytestmark = pytest.mark.deploy
-
-RULES = CHART / "files" / "rules.yaml"
-WITHIN = 180.0
 
 
 @dataclass(frozen=True)
@@ -39,14 +34,7 @@ class Watched:
     """A fleet that Prometheus scrapes."""
 
     frontend: str
-    prometheus: str
-    workers: tuple[Part, ...]
-
-    def ask(self, path: str, **parameters: str) -> Any:
-        """The data of Prometheus' answer."""
-        answer = httpx.get(self.prometheus + path, params=parameters, timeout=30)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["data"]
+    prometheus: Prometheus
 
     def send(self) -> None:
         """Requests of every kind that the dashboard shows."""
@@ -70,7 +58,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    prometheus, directory = tool("prometheus"), tmp_path_factory.mktemp("watched")
+    directory = tmp_path_factory.mktemp("watched")
     nats = NatsServer(directory)
     nats.start()
     with ExitStack() as stack:
@@ -85,64 +73,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         )
         for worker in workers:
             worker.wait_ready()
-        url = stack.enter_context(_prometheus(prometheus, directory, port))
-        yield Watched(f"http://127.0.0.1:{port}", url, tuple(workers))
-
-
-@contextmanager
-def _prometheus(program: str, directory: Path, frontend: int) -> Iterator[str]:
-    # The same rules, without the minutes for which a state must last.
-    quick = re.sub(r"for: \d+m", "for: 1s", RULES.read_text())
-    (directory / "rules.yaml").write_text(quick)
-    (directory / "prometheus.yaml").write_text(
-        yaml.safe_dump(
-            {
-                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-                "rule_files": ["rules.yaml"],
-                "scrape_configs": [
-                    {
-                        "job_name": "inlay",
-                        "static_configs": [
-                            {"targets": [f"127.0.0.1:{frontend}"], "labels": {"namespace": "n"}}
-                        ],
-                    }
-                ],
-            }
-        )
-    )
-    port = free_port()
-    process = subprocess.Popen(
-        [
-            program,
-            f"--config.file={directory / 'prometheus.yaml'}",
-            f"--storage.tsdb.path={directory / 'tsdb'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
         url = f"http://127.0.0.1:{port}"
-        _until(lambda: _answers(url))
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url + "/-/ready", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def _until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+        yield Watched(url, stack.enter_context(scraping(directory, lasting(1), url)))
 
 
 def test_every_alert_fires_when_it_should_and_not_before() -> None:
@@ -173,16 +105,21 @@ def test_every_alert_has_its_section_in_the_runbooks() -> None:
         assert f"\n## {name}\n" in text
 
 
-def test_every_query_of_the_dashboard_has_an_answer(watched: Watched) -> None:
-    left = list(queries())
+@pytest.mark.parametrize("asked", [queries, vllm_dashboards.queries], ids=["own", "vllm's"])
+def test_every_query_of_a_dashboard_has_an_answer(
+    watched: Watched, asked: Callable[[], Iterator[str]]
+) -> None:
+    left = list(asked())
 
     def all_answered() -> bool:
         watched.send()
-        left[:] = [one for one in left if not watched.ask("/api/v1/query", query=one)["result"]]
+        left[:] = [
+            one for one in left if not watched.prometheus.ask("/api/v1/query", query=one)["result"]
+        ]
         return not left
 
     try:
-        _until(all_answered)
+        until(all_answered)
     finally:
         assert left == []
 
@@ -202,11 +139,11 @@ def test_every_series_of_rules_is_there(watched: Watched) -> None:
     def all_there() -> bool:
         nonlocal missing
         watched.send()
-        missing = names - set(watched.ask("/api/v1/label/__name__/values"))
+        missing = names - set(watched.prometheus.ask("/api/v1/label/__name__/values"))
         return missing == elsewhere
 
     try:
-        _until(all_there)
+        until(all_there)
     finally:
         assert missing == elsewhere
 
@@ -219,30 +156,14 @@ class Drill:
     """A fleet of echo engines that Prometheus scrapes, to break."""
 
     nats: NatsServer
-    prometheus: str
+    prometheus: Prometheus
     port: int
     workers: list[Part]
     frontend: Part
 
-    def firing(self) -> set[str]:
-        """The alerts that fire now."""
-        answer = httpx.get(self.prometheus + "/api/v1/alerts", timeout=30).json()
-        return {
-            one["labels"]["alertname"]
-            for one in answer["data"]["alerts"]
-            if one["state"] == "firing"
-        }
-
-    def value(self, query: str) -> float:
-        """The value of a query with one result, NaN without any."""
-        answer = httpx.get(
-            self.prometheus + "/api/v1/query", params={"query": query}, timeout=30
-        ).json()["data"]["result"]
-        return float(answer[0]["value"][1]) if answer else math.nan
-
     def until_workers(self, count: int) -> None:
         """Return once Prometheus has seen the frontend's count of ready workers."""
-        _until(lambda: self.value("inlay:workers_ready") == count)
+        until(lambda: self.prometheus.value("inlay:workers_ready") == count)
 
     def add_worker(self) -> Part:
         """One more worker, ready."""
@@ -258,12 +179,12 @@ class Drill:
 
 @pytest.fixture
 def drill(tmp_path: Path) -> Iterator[Drill]:
-    prometheus = tool("prometheus")
     with ExitStack() as stack:
-        nats = stack.enter_context(NatsServer(tmp_path))
         port = free_port()
-        found = Drill(nats, "", port, [], Part("frontend", "--nats", nats.url, "--port", port,
-            until="HTTP at"))  # fmt: skip
+        prometheus = stack.enter_context(scraping(tmp_path, lasting(1), f"http://127.0.0.1:{port}"))
+        nats = stack.enter_context(NatsServer(tmp_path))
+        frontend = Part("frontend", "--nats", nats.url, "--port", port, until="HTTP at")
+        found = Drill(nats, prometheus, port, [], frontend)
 
         def end() -> None:
             for part in (*found.workers, found.frontend):
@@ -273,23 +194,22 @@ def drill(tmp_path: Path) -> Iterator[Drill]:
         for _ in range(2):
             found.add_worker()
         found.frontend.wait_ready()
-        found.prometheus = stack.enter_context(_prometheus(prometheus, tmp_path, port))
         found.until_workers(2)
-        _until(lambda: found.firing() == set())
+        until(lambda: found.prometheus.firing() == set())
         yield found
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_one_of_two_workers_that_is_lost_fires_its_alert(drill: Drill, how: signal.Signals) -> None:
     drill.workers[0].send(how)
-    _until(lambda: "InlayWorkersLost" in drill.firing())
-    assert "InlayNoWorkerWell" not in drill.firing()
+    until(lambda: "InlayWorkersLost" in drill.prometheus.firing())
+    assert "InlayNoWorkerWell" not in drill.prometheus.firing()
 
 
 def test_an_engine_that_is_started_again_fires_its_alert(drill: Drill) -> None:
     (engine,) = workers_of(drill.workers[0].process.pid)
     engine.kill()
-    _until(lambda: "InlayWorkersLost" in drill.firing())
+    until(lambda: "InlayWorkersLost" in drill.prometheus.firing())
 
 
 def test_a_model_without_a_worker_fires_also_after_the_frontend_was_started_again(
@@ -297,13 +217,13 @@ def test_a_model_without_a_worker_fires_also_after_the_frontend_was_started_agai
 ) -> None:
     for worker in drill.workers:
         worker.send(signal.SIGKILL)
-    _until(lambda: "InlayNoWorkerWell" in drill.firing())
+    until(lambda: "InlayNoWorkerWell" in drill.prometheus.firing())
     drill.frontend.end()
-    _until(lambda: "InlayFrontendsGone" in drill.firing())
+    until(lambda: "InlayFrontendsGone" in drill.prometheus.firing())
     drill.start_frontend()
-    _until(lambda: "InlayFrontendsGone" not in drill.firing())
+    until(lambda: "InlayFrontendsGone" not in drill.prometheus.firing())
     drill.until_workers(0)
-    assert "InlayNoWorkerWell" in drill.firing()
+    assert "InlayNoWorkerWell" in drill.prometheus.firing()
 
 
 def test_what_loses_nothing_fires_nothing(drill: Drill) -> None:
@@ -314,18 +234,18 @@ def test_what_loses_nothing_fires_nothing(drill: Drill) -> None:
     drill.until_workers(2)
     drill.nats.kill()
     drill.nats.start()
-    _until(lambda: drill.value("inlay:discovery_reachable") == 1)
+    until(lambda: drill.prometheus.value("inlay:discovery_reachable") == 1)
     drill.until_workers(2)
     # The last state was seen by several scrapes: nothing may begin to fire after them.
-    began = drill.value("timestamp(inlay:workers_ready)")
-    _until(lambda: drill.value("timestamp(inlay:workers_ready)") > began + 5)
+    began = drill.prometheus.value("timestamp(inlay:workers_ready)")
+    until(lambda: drill.prometheus.value("timestamp(inlay:workers_ready)") > began + 5)
     # A worker that loads is missing meanwhile, here for longer than the second in place of minutes.
-    assert drill.firing() <= {"InlayWorkersMissing"}
+    assert drill.prometheus.firing() <= {"InlayWorkersMissing"}
 
 
 def test_nats_that_is_lost_fires_its_alert(drill: Drill) -> None:
     drill.nats.kill()
-    _until(lambda: "InlayNatsLost" in drill.firing())
+    until(lambda: "InlayNatsLost" in drill.prometheus.firing())
 
 
 def rules() -> list[dict[str, Any]]:

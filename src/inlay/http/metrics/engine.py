@@ -4,7 +4,12 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from inlay.base.errors import InlayError
@@ -151,6 +156,7 @@ class EngineMetrics(Collector):
         yield distance
         yield from _canaries(self._workers())
         yield from _media_cache(self._seen)
+        yield _tokens_of_steps(self._seen)
         for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, text, field in rows:
                 metric = family(name, text, labels=_LABELS)
@@ -170,6 +176,20 @@ def _media_cache(seen: Sequence[_Seen]) -> Iterator[Metric]:
             queries.add_metric([worker.model, worker.id], found + missed)
             hits.add_metric([worker.model, worker.id], found)
     yield from (queries, hits)
+
+
+def _tokens_of_steps(seen: Sequence[_Seen]) -> Metric:
+    """VLLM's histogram of a step's tokens: how many steps and tokens there were, no buckets."""
+    tokens = HistogramMetricFamily(
+        "vllm:iteration_tokens_total",
+        "Tokens of an engine's step, of prompts and outputs; its count and sum alone.",
+        labels=_LABELS,
+    )
+    for worker in seen:
+        if (stats := worker.stats) is not None:
+            computed = stats.prompt_tokens - stats.cached_tokens + stats.generated_tokens
+            tokens.add_metric([worker.model, worker.id], [("+Inf", stats.steps)], computed)
+    return tokens
 
 
 def _canaries(workers: Sequence[Worker]) -> Iterator[Metric]:
