@@ -1,5 +1,8 @@
 """Stored prompts on a NATS server that has no room left."""
 
+import os
+import subprocess
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -43,3 +46,41 @@ def test_a_stored_prompt_can_be_deleted_when_nothing_more_can_be_stored(tmp_path
                 assert answer.status_code == 200, answer.text
                 assert client.get(f"/prompt_embeds/{id_}").status_code == 404
             assert upload(300).status_code == 200
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(words, check=False).returncode != 0:
+        pytest.skip("a file system can be mounted by root alone")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_stored_prompt_can_be_deleted_when_the_disk_itself_is_full(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    """NATS then refuses even to remove what it keeps, until it is started again."""
+    unlimited = f'jetstream {{ store_dir: "{small_disk}", max_file_store: 1GB }}'
+    port = free_port()
+    with NatsServer(tmp_path, jetstream=False, extra=unlimited) as nats:
+        words = ("--nats", nats.url, "--port", port)
+        with (
+            running("frontend", *words, until="HTTP at"),
+            httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=120) as client,
+        ):
+            ids = []
+            for seed in count():
+                content = bytes(upload_of(seed, rows=20_000)[0].view)
+                answer = client.post("/prompt_embeds", content=content, headers=RAW)
+                if answer.status_code != 200:
+                    break
+                ids.append(answer.json()["id"])
+            assert answer.status_code == 503
+            for id_ in ids:
+                answer = client.delete(f"/prompt_embeds/{id_}")
+                assert answer.status_code == 200, answer.text
+                assert client.get(f"/prompt_embeds/{id_}").status_code == 404

@@ -373,8 +373,13 @@ class FleetStore:
                 continue
             # Marked first: what an interruption leaves is not used, and ends by asking again.
             content = record.content
-            await self._shared.erase(content)
-            if await self._shared.drop(name_of(key), revision):
+            try:
+                await self._shared.erase(content)
+                if await self._shared.drop(name_of(key), revision):
+                    break
+            except NoRoomError as error:
+                # It is used no more; the reaper removes it once the disk has room.
+                _log.warning("a deleted prompt keeps its bytes for now: %s", error.message)
                 break
         else:
             raise _contended()

@@ -51,6 +51,7 @@ _LIST_SECONDS = 60.0
 _EMPTY_TRIES = 3
 _NO_ROOM = frozenset({10002, 10023, 10028, 10047, 10077, 10122})
 """Error codes of JetStream when a bound on bytes is reached."""
+_FULL_DISK = "no space left on device"
 
 _log = logging.getLogger(__name__)
 
@@ -332,6 +333,11 @@ class NatsPrompts:
             try:
                 return await act()
             except nats.js.errors.APIError as error:
+                if _FULL_DISK in (error.description or ""):
+                    raise NoRoomError(
+                        "the disk of the NATS server is full: it needs room, and a restart",
+                        retry_after=60,
+                    ) from error
                 if error.err_code in _NO_ROOM:
                     raise NoRoomError(
                         f"the NATS server has no room for more: {error.description}",
