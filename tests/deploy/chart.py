@@ -57,12 +57,21 @@ class Pod:
         return dict(self.spec["containers"][0])
 
 
+class _Strict(yaml.SafeLoader):
+    """As Kubernetes reads it: a key that stands twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(set(keys)) == len(keys), f"{node.start_mark}: {keys}"
+        return super().construct_mapping(node, deep)
+
+
 @cache
 def render(helm: str, values: Path) -> tuple[Object, ...]:
     """The objects of a release; all tests share them."""
     arguments = ("template", RELEASE, CHART, "--namespace", NAMESPACE, "--values", values)
     text = run(helm, *arguments)
-    return tuple(document for document in yaml.safe_load_all(text) if document)
+    return tuple(document for document in yaml.load_all(text, _Strict) if document)
 
 
 def named(objects: tuple[Object, ...], kind: str) -> dict[str, Object]:

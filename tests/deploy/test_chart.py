@@ -393,8 +393,11 @@ def test_what_users_add_to_pods_is_there(any_helm: str) -> None:
     objects = render(any_helm, EXTRAS)
     for owner in ("Deployment inlay-frontend", "Deployment inlay-worker-old"):
         pod, spec = one(objects, owner), one(objects, owner).spec
-        assert pod.labels["tier"] == "gold"
-        assert pod.template["metadata"]["annotations"]["sidecar.example/inject"] == "false"
+        # Beside those of all pods, whose place they take.
+        assert (pod.labels["tier"], pod.labels["team"]) == ("gold", "models")
+        annotations = pod.template["metadata"]["annotations"]
+        assert annotations["sidecar.example/inject"] == "false"
+        assert annotations["owner"] == "models"
         assert [found["name"] for found in spec["initContainers"]] == ["fetch"]
         assert [found["name"] for found in spec["containers"][1:]] == ["proxy"]
         assert pod.container["envFrom"] == [{"configMapRef": {"name": "proxies"}}]
@@ -425,6 +428,14 @@ def test_what_users_add_to_pods_is_there(any_helm: str) -> None:
     for rule in alerting["rules"]:
         url = rule["annotations"]["runbook_url"]
         assert url == f"https://docs.example/runbooks#{rule['alert'].lower()}"
+
+
+def test_all_pods_may_have_an_account_that_is_there_already(any_helm: str, tmp_path: Path) -> None:
+    pool = {"name": "a", "model": {"path": "m"}}
+    objects = rendered(any_helm, tmp_path, serviceAccount={"name": "mine"}, workers=[pool])
+    assert named(objects, "ServiceAccount") == {}
+    found = {pod.spec["serviceAccountName"] for pod in pods(objects)}
+    assert found == {"mine"}
 
 
 def test_a_pool_says_its_share_of_a_change_of_the_model(any_helm: str, tmp_path: Path) -> None:
@@ -477,6 +488,8 @@ def test_every_query_of_scaling_is_promql(any_helm: str, tmp_path: Path) -> None
     (scaled,) = named(objects, "ScaledObject").values()
     triggers = scaled["spec"]["triggers"]
     assert len(triggers) == 4
+    assert (scaled["spec"]["pollingInterval"], scaled["spec"]["cooldownPeriod"]) == (30, 600)
+    assert scaled["spec"]["fallback"] == {"failureThreshold": 3, "replicas": 4}
     for trigger in triggers:
         assert trigger["authenticationRef"] == {"name": "prometheus"}
     rules = [

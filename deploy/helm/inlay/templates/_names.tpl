@@ -121,10 +121,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
+{{/* The service account of pods without one of their own. */}}
+{{- define "inlay.account" -}}
+{{- default (include "inlay.fullname" .) .Values.serviceAccount.name -}}
+{{- end -}}
+
 {{/* The service account of a pool; call with (dict "root" $ "pool" $pool). */}}
 {{- define "inlay.poolAccount" -}}
 {{- $own := printf "%s-worker-%s" (include "inlay.fullname" .root) .pool.name -}}
-{{- default (ternary $own (include "inlay.fullname" .root) (not (empty .pool.serviceAccount.annotations))) .pool.serviceAccount.name -}}
+{{- default (ternary $own (include "inlay.account" .root) (not (empty .pool.serviceAccount.annotations))) .pool.serviceAccount.name -}}
 {{- end -}}
 
 {{/* The port of a worker's probes: the one below those of its engines. */}}

@@ -14,11 +14,11 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* Labels of a pod; call with (dict "root" $ "component" "frontend"). */}}
+{{/* Labels of a pod; call with (dict "root" $ "component" "frontend" "own" .podLabels). */}}
 {{- define "inlay.podLabels" -}}
 {{ include "inlay.labels" .root }}
 app.kubernetes.io/component: {{ .component }}
-{{- with .root.Values.podLabels }}
+{{- with merge (deepCopy (default dict .own)) .root.Values.podLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -42,7 +42,7 @@ INLAY_ for the Services of a release of that name, and inlay refuses those it do
 {{- define "inlay.podSpec" -}}
 enableServiceLinks: false
 automountServiceAccountToken: false
-serviceAccountName: {{ default (include "inlay.fullname" .) .serviceAccountName }}
+serviceAccountName: {{ default (include "inlay.account" .) .serviceAccountName }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}

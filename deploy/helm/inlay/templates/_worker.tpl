@@ -16,11 +16,8 @@
 {{- $shared := default (ternary "1Gi" "" $others) $pool.sharedMemory -}}
 metadata:
   labels:
-    {{- include "inlay.podLabels" (dict "root" $root "component" "worker") | nindent 4 }}
+    {{- include "inlay.podLabels" (dict "root" $root "component" "worker" "own" $pool.podLabels) | nindent 4 }}
     inlay/pool: {{ $pool.name }}
-    {{- with $pool.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
   annotations:
     inlay/config: {{ toYaml (list .config .arguments) | sha256sum | trunc 16 | quote }}
     {{- with merge (deepCopy $pool.podAnnotations) $root.Values.podAnnotations }}
