@@ -5,13 +5,14 @@ import json
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
+from io import BytesIO
 from typing import TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.store.kept.contents import Contents
+from inlay.store.kept.contents import PIECE_BYTES, Contents
 from inlay.store.kept.memory import MemoryStorage
 from inlay_batches.lines import Line, LineError, blocks_of, read_line
 from inlay_batches.records import Place
@@ -29,6 +30,21 @@ def test_what_stands_in_a_line_is_not_parsed_before_it_is_counted(name: str) -> 
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1_000_000
+
+
+async def test_others_run_while_a_large_file_is_kept() -> None:
+    contents, turns = Contents(MemoryStorage(1 << 30)), 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    await contents.write_file("a", BytesIO(bytes(8 * PIECE_BYTES)))
+    counting.cancel()
+    assert turns >= 7
 
 
 @given(
