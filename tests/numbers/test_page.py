@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from scripts.published import CHECKPOINTS
+
 from inlay.tensors.checkpoint import config_of
 from tests.embedding_models import EMBEDDING_MODELS, tiny_embedding, tiny_scoring
 from tests.engine.embed.test_media import CASES as EMBEDDED
@@ -57,3 +59,10 @@ def test_every_family_that_embeds_media_takes_part() -> None:
     part = PAGE.split("\n### Models that embed images\n")[1]
     sentence = part.split("are served:")[1].split(".")[0]
     assert kinds([directory_of(case) for case in EMBEDDED]) == names(sentence)
+
+
+def test_the_licence_of_each_published_checkpoint_is_named() -> None:
+    text = " ".join(PAGE.split()).lower()
+    for name, checkpoint in CHECKPOINTS.items():
+        licence = "gemma terms of use" if "gemma" in checkpoint.model_type else "apache-2.0"
+        assert re.search(rf"{name.replace('-', '[- ]')}[^()]* \({re.escape(licence)}\)", text), name
