@@ -1,6 +1,7 @@
 """Tiny models whose outputs are not one dense vector, in the layouts they are published in.
 
     splade()            BertForMaskedLM with SpladePooling
+    routed()            a Router: the same for documents, a weight for each id for queries
     stanford()          HF_ColBERT: projection among the weights, artifact.metadata
     pylate()            a Transformer and a Dense, the rest in config_sentence_transformers.json
     multi_vector()      sentence-transformers' own, with MultiVectorMask
@@ -63,6 +64,50 @@ def splade(name: str = "bert", strategy: str = "max", activation: str = "relu") 
         },
     )
     _write(directory, "config_sentence_transformers.json", {"model_type": "SparseEncoder"})
+    return directory
+
+
+@cache
+def routed(name: str = "bert", *, idf: bool = False) -> Path:
+    """A Router whose queries have weights for ids; with `idf` by token, in a file of JSON."""
+    source = splade(name)
+    directory = _root() / f"routed-{name}-{idf}"
+    query, document, pooling = (
+        directory / each for each in ("query_0_Static", "document_0_MLM", "document_1_Splade")
+    )
+    query.mkdir(parents=True)
+    shutil.copytree(source, document, ignore=shutil.ignore_patterns("modules.json", "1_*"))
+    shutil.copytree(source / "1_SpladePooling", pooling)
+    for file in document.glob("*token*.json"):
+        shutil.copy(file, query)
+    vocabulary = json.loads((document / "tokenizer.json").read_text())["model"]["vocab"]
+    size = json.loads((document / "config.json").read_text())["vocab_size"]
+    weights = torch.rand(size, generator=torch.Generator().manual_seed(1)) * 4
+    weights[list(vocabulary.values())[7]] = 0
+    if idf:
+        _write(query, "config.json", {"frozen": True, "path": "idf.json"})
+        by_token = {token: float(weights[id_]) for token, id_ in vocabulary.items()}
+        _write(query, "idf.json", by_token)
+    else:
+        _write(query, "config.json", {"frozen": False})
+        save_file({"weight": weights}, query / "model.safetensors")
+    modules = f"{_ST}sparse_encoder.modules."
+    _write(
+        directory,
+        "router_config.json",
+        {
+            "types": {
+                query.name: f"{modules}sparse_static_embedding.SparseStaticEmbedding",
+                document.name: f"{_ST}base.modules.transformer.Transformer",
+                pooling.name: f"{modules}splade_pooling.SpladePooling",
+            },
+            "structure": {"query": [query.name], "document": [document.name, pooling.name]},
+            "parameters": {"default_route": "document", "allow_empty_key": True},
+        },
+    )
+    _modules(directory, ("", f"{_ST}base.modules.router.Router", None))
+    said = {"model_type": "SparseEncoder", "prompts": {"query": "", "document": ""}}
+    _write(directory, "config_sentence_transformers.json", said)
     return directory
 
 

@@ -34,14 +34,14 @@ from inlay.api.openai.chat.route import chat_completions
 from inlay.api.openai.completions.route import completions
 from inlay.api.openai.decisions.route import decisions
 from inlay.api.openai.embeddings import tei
-from inlay.api.openai.embeddings.cohere import embed
+from inlay.api.openai.embeddings.cohere import embed, embed_v1
 from inlay.api.openai.embeddings.route import classify, embeddings, pooling
-from inlay.api.openai.embeddings.scoring import rerank, score
+from inlay.api.openai.embeddings.scoring import rerank, rerank_v2, score
 from inlay.api.openai.encode import encode
 from inlay.api.openai.responses.route import count_input
 from inlay.api.openai.responses.route import responses as create_response
 from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion
-from inlay.api.openai.schema.cohere import EmbedRequest, EmbedResponse
+from inlay.api.openai.schema.cohere import EmbedFloatsResponse, EmbedRequest, EmbedResponse
 from inlay.api.openai.schema.completions import Completion, CompletionChunk, CompletionRequest
 from inlay.api.openai.schema.decisions import Decision, DecisionRequest
 from inlay.api.openai.schema.embeddings import (
@@ -77,6 +77,7 @@ from inlay.api.openai.schema.tei import (
     RankedText,
     RankRequest,
     ServedInfo,
+    SimilarityRequest,
     SparseValue,
 )
 from inlay.api.openai.schema.tokenize import (
@@ -198,7 +199,7 @@ _ANSWERS: Routes = (
     (Operation("POST", "/v1/rerank", "Documents ranked by relevance to a query.",
         RerankRequest, RerankResponse, examples=examples.RERANK), rerank),
     (Operation("POST", "/v2/rerank", "As /v1/rerank, at the path of Cohere's clients.",
-        RerankRequest, RerankResponse), rerank),
+        RerankRequest, RerankResponse), rerank_v2),
     (Operation("POST", "/rerank", "As /v1/rerank; with `texts` as text-embeddings-inference does.",
         RankRequest, RerankResponse | list[RankedText]), tei.rank),
     (Operation("POST", "/embed", "Vectors of texts, as text-embeddings-inference gives them.",
@@ -209,10 +210,16 @@ _ANSWERS: Routes = (
         EmbedInputsRequest, list[list[SparseValue]], errors=tei.TEI), tei.embed_sparse),
     (Operation("POST", "/predict", "Classes of texts, likewise.",
         PredictRequest, list[Prediction | list[Prediction]], errors=tei.TEI), tei.predict),
+    (Operation("POST", "/similarity", "Likeness of a text with others, likewise.",
+        SimilarityRequest, list[float], errors=tei.TEI), tei.similarity),
+    (Operation("POST", "/", "As /embed, or /predict of a model without vectors, likewise.",
+        EmbedInputsRequest, list[list[float]], errors=tei.TEI), tei.first),
     (Operation("GET", "/info", "The first model of vectors or scores, likewise.",
         None, ServedInfo, errors=tei.TEI), tei.describe),
     (Operation("POST", "/v2/embed", "Vectors of texts, as Cohere's clients ask.",
         EmbedRequest, EmbedResponse), embed),
+    (Operation("POST", "/v1/embed", "As /v2/embed; without types the vectors are a list.",
+        EmbedRequest, EmbedFloatsResponse | EmbedResponse), embed_v1),
 )  # fmt: skip
 _REST: Routes = (
     (Operation("POST", "/v1/encode", "Rows of images and audio, which a chat takes as embeddings.",

@@ -15,7 +15,8 @@ from inlay.embedding import layouts
 from inlay.embedding.files import json_of, object_of
 from inlay.embedding.plan import OutputPlan, RolePlan
 
-_ENDLESS = 1 << 31
+ENDLESS = 1 << 31
+"""Positions from which on a tokenizer's limit means none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +88,4 @@ class EmbeddingConfig:
 def _max_length(settings: dict[str, Any], tokenizer: dict[str, Any]) -> int | None:
     """Return the model's limit, else its tokenizer's (1e30 there means none)."""
     length = settings.get("max_seq_length") or tokenizer.get("model_max_length")
-    return int(length) if length is not None and length < _ENDLESS else None
+    return int(length) if length is not None and length < ENDLESS else None

@@ -2,6 +2,7 @@
 
 - sentence-transformers' modules: dense, SPLADE, and multi-vector models
 - PyLate up to 3: a Transformer and Dense layers, the rest in config_sentence_transformers.json
+- sentence-transformers' Router of a sparse model whose queries need no model
 - decoders that score by the logits of words: a Transformer and LogitScore
 - Stanford's ColBERT: `HF_ColBERT`, with its projection among the weights, and artifact.metadata
 - BGE-M3: a dense model beside sparse_linear.pt and colbert_linear.pt
@@ -86,9 +87,38 @@ def read(directory: Path, modules: Sequence[Any], said: Mapping[str, Any]) -> Em
         named.append(
             _Module(str(each["type"]).rpartition(".")[2], path, object_of(path / "config.json"))
         )
+    if [each.kind for each in named] == ["Router"]:
+        return _routed(directory, named[0], said)
     found = _of_modules(directory, named, said)
     heads = _bge_m3(directory, found.outputs[0])
     return replace(found, outputs=(*found.outputs[:1], *heads)) if heads else found
+
+
+def _routed(directory: Path, router: _Module, said: Mapping[str, Any]) -> EmbeddingLayout:
+    """Return the layout of a `Router`: documents by the model, queries by weights of ids."""
+    config = object_of(router.path / "router_config.json") or router.config
+    kinds = {str(id_): str(kind).rpartition(".")[2] for id_, kind in config["types"].items()}
+    routes: dict[str, list[_Module]] = {}
+    for role, ids in config["structure"].items():
+        if any("/" in id_ or id_.startswith(".") for id_ in ids):
+            raise InvalidRequestError(f"{router.path} names modules outside of its directory")
+        paths = [router.path / id_ for id_ in ids]
+        routes[role] = [
+            _Module(kinds[id_], path, object_of(path / "config.json"))
+            for id_, path in zip(ids, paths, strict=True)
+        ]
+    query = [each.kind for each in routes.get("query", ())]
+    if {*routes} == {"query", "document"} and query == ["SparseStaticEmbedding"]:
+        found = _of_modules(directory, routes["document"], said)
+        if [each.name for each in found.outputs] == ["sparse"]:
+            return replace(found, roles={"query": RolePlan(static=routes["query"][0].path)})
+    shown = "; ".join(
+        f"{role}: {', '.join(each.kind for each in some)}" for role, some in routes.items()
+    )
+    raise InvalidRequestError(
+        f"{directory} is a Router ({shown}); served is one with the routes query: "
+        "SparseStaticEmbedding, and document: Transformer and SpladePooling"
+    )
 
 
 def _bare(directory: Path) -> EmbeddingLayout:

@@ -80,7 +80,7 @@ class OutputPlan:
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """Treatment of texts of one role by a multi-vector model; tokens are those of the vocabulary.
+    """Treatment of texts of one role; tokens are those of the vocabulary.
 
     Attributes:
         marker: token that is inserted behind the special tokens before a text, or None.
@@ -90,6 +90,7 @@ class RolePlan:
         filler: token that fills up; None for the tokenizer's own mask.
         attend: True if other positions see those that fill up.
         skip: tokens whose vectors are left out.
+        static: directory of weights that make sparse vectors of such texts without the model.
     """
 
     marker: str | None = None
@@ -98,3 +99,4 @@ class RolePlan:
     filler: str | None = None
     attend: bool = False
     skip: tuple[str, ...] = ()
+    static: Path | None = None

@@ -46,7 +46,7 @@ class OutputCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RoleCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Treatment of the texts of a role by a multi-vector model.
+    """Treatment of the texts of a role.
 
     Attributes:
         marker: token id behind the special tokens before a text, or None.
@@ -55,6 +55,8 @@ class RoleCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         filler: token id.
         attend: other positions see those that fill up.
         skip: token ids whose vectors are left out.
+        static: directory of weights (`inlay.embedding.static`) from which a frontend makes sparse
+            vectors of such texts, without special tokens; None: the model does.
     """
 
     marker: int | None = None
@@ -63,6 +65,7 @@ class RoleCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     filler: int = 0
     attend: bool = False
     skip: tuple[int, ...] = ()
+    static: str | None = None
 
 
 class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -90,6 +90,24 @@ def test_sparse_vectors_and_their_scores_are_those_of_sparse_encoder(
         assert scores(url, texts[0], texts) == pytest.approx(wanted, rel=1e-4, abs=1e-4)
 
 
+def test_queries_of_a_router_are_those_of_sparse_encoder() -> None:
+    from sentence_transformers import SparseEncoder
+
+    model = SparseEncoder(str(models.routed()), device="cpu")
+    with fleet(models.routed(), task="embed", dtype="float32") as running:
+        url = running.serve()
+        both = []
+        for role, encode in (("query", model.encode_query), ("document", model.encode_document)):
+            expected = encode(TEXTS, convert_to_sparse_tensor=False).numpy()
+            both.append(expected)
+            for item, row in zip(items(url, input=TEXTS, role=role), expected, strict=True):
+                found = np.zeros_like(row)
+                found[item["sparse"]["indices"]] = item["sparse"]["values"]
+                np.testing.assert_allclose(found, row, atol=2e-5)
+        wanted = (both[0][0] @ both[1].T).tolist()
+        assert scores(url, TEXTS[0], TEXTS) == pytest.approx(wanted, rel=1e-4, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -15,6 +15,7 @@ from inlay.base.errors import InvalidRequestError
 from inlay.embedding.config import EmbeddingConfig
 from inlay.embedding.files import activation_of
 from inlay.embedding.plan import OutputPlan
+from inlay.embedding.static import static_weights
 from inlay.engine.embed.families import PoolingFamily
 from inlay.engine.embed.pooling import pickled_files
 from inlay.engine.sections import PoolingOptions
@@ -331,6 +332,9 @@ def identity(config: EmbeddingConfig, outputs: Sequence[OutputPlan], *, unit: bo
         for layer in output.head:
             own = _layer_id(layer.path, config.directory)
             hasher.update(f"{own} {layer.activation}".encode())
+    for name, role in config.roles.items():
+        if role.static is not None:
+            hasher.update(f"\n{name} ".encode() + static_weights(role.static).tobytes())
     if unit:
         hasher.update(b"unit")
     return hasher.digest(16).hex()

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from inlay.embedding.cache import Bundle
 from inlay.embedding.plan import Finish
+from inlay.embedding.static import sparse
 from inlay.engine.embed.vector_model import EmbedInput
 
 TILE = 4096
@@ -126,17 +127,6 @@ class Ids:
             kept = (weights != 0) & ~np.isin(ids, self._special)
             found.append(sparse(ids[kept], weights[kept], each.max_active))
         return found
-
-
-def sparse(indices: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]", most: int) -> Bundle:
-    """Return a sparse vector of ascending indices, of which the `most` largest values are kept."""
-    if most and len(values) > most:
-        kept = np.sort(np.argpartition(-values, most - 1)[:most])
-        indices, values = indices[kept], values[kept]
-    return {
-        "sparse.indices": indices.astype(np.int32),
-        "sparse.values": np.ascontiguousarray(values, np.float32),
-    }
 
 
 def lengths_of(asked: Sequence[EmbedInput]) -> list[int]:

@@ -1,9 +1,12 @@
-"""Other names of fields of `/v1/embeddings`: Jina's, NVIDIA's and Voyage's, each of one of ours."""
+"""Other names of fields of requests for vectors and reranks: Jina's, NVIDIA's and Voyage's."""
 
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from inlay.api.openai.embeddings.encoding import INTEGERS
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
+from inlay.api.openai.schema.scoring import RankingRequest
 from inlay.base.errors import InvalidRequestError
 
 _NAMES = {
@@ -11,6 +14,8 @@ _NAMES = {
     "normalized": "normalize",
     "truncation": "auto_truncate",
 }
+
+_RANK_NAMES = {"top_k": "top_n", "truncation": "auto_truncate"}
 
 _TYPES = {
     "output_dtype": {"float": {"embed_dtype": "float32"}},
@@ -56,7 +61,22 @@ def own_names(request: EmbeddingRequest) -> EmbeddingRequest:
     return request
 
 
-def _put(request: EmbeddingRequest, alias: str, value: Any, name: str) -> None:
+def own_rank_names(request: RankingRequest) -> bool:
+    """Put Voyage's fields of a rerank under the names of ours; True if there are any.
+
+    Raises `InvalidRequestError` as `own_names`.
+    """
+    given = {
+        name: getattr(request, alias)
+        for alias, name in _RANK_NAMES.items()
+        if getattr(request, alias) is not msgspec.UNSET
+    }
+    for alias, name in _RANK_NAMES.items():
+        _put(request, alias, given.get(name), name)
+    return bool(given)
+
+
+def _put(request: EmbeddingRequest | RankingRequest, alias: str, value: Any, name: str) -> None:
     own = getattr(request, name)
     if value is None:
         return

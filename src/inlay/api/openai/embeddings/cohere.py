@@ -1,4 +1,4 @@
-"""`POST /v2/embed`: translated to a request for embeddings and run by its code."""
+"""`POST /v1/embed`, `/v2/embed`: translated to a request for embeddings and run by its code."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +12,7 @@ from inlay.api.openai.embeddings.gathering import Gathered, WantedOutputs, norma
 from inlay.api.openai.embeddings.route import EmbeddingsPlan, VectorForm, answer_inputs
 from inlay.api.openai.schema.cohere import (
     BilledUnits,
+    EmbedFloatsResponse,
     EmbedMeta,
     EmbedRequest,
     EmbedResponse,
@@ -49,6 +50,15 @@ _ENCODINGS: dict[VectorType, Encoding] = {
 
 async def embed(call: Call) -> None:
     """Answer with the vectors of texts in each type that is asked for."""
+    await _answer(call, listed=False)
+
+
+async def embed_v1(call: Call) -> None:
+    """As `embed`, but where no types are asked for the vectors are a list."""
+    await _answer(call, listed=True)
+
+
+async def _answer(call: Call, *, listed: bool) -> None:
     incoming = await read_request(call, _decoder, lambda _: ())
     asked = incoming.parsed.request
     model = call.server.model(asked.model, Task.EMBED)
@@ -60,7 +70,7 @@ async def embed(call: Call) -> None:
             asked,
             "embed-",
             model,
-            partial(_plan, asked, request),
+            partial(_plan, asked, request, listed and not asked.embedding_types),
         )
 
 
@@ -82,7 +92,11 @@ def _translated(asked: EmbedRequest, model: ServedModel) -> EmbeddingRequest:
 
 
 def _plan(
-    asked: EmbedRequest, request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard
+    asked: EmbedRequest,
+    request: EmbeddingRequest,
+    listed: bool,
+    model: ServedModel,
+    card: EmbeddingCard,
 ) -> EmbeddingsPlan:
     types = list(dict.fromkeys(asked.embedding_types or ("float",)))
     form = VectorForm.of(request, card, model.name)
@@ -91,15 +105,18 @@ def _plan(
     def make(found: Sequence[Gathered], about: About) -> EmbeddingAnswer:
         vectors = stacked(found, "dense")[:, : form.dimensions]
         vectors = normalized(vectors) if form.normalize else vectors
-        response = EmbedResponse(
-            id=about.id,
-            embeddings={
-                kind: [_ENCODINGS[kind].vectors("one", row)["one"] for row in vectors]
-                for kind in types
-            },
-            texts=asked.texts,
-            meta=EmbedMeta(BilledUnits(about.usage.prompt_tokens)),
-        )
+        shown = {
+            kind: [_ENCODINGS[kind].vectors("one", row)["one"] for row in vectors]
+            for kind in types
+        }
+        meta = EmbedMeta(BilledUnits(about.usage.prompt_tokens))
+        response: EmbedResponse | EmbedFloatsResponse
+        if listed:
+            response = EmbedFloatsResponse(
+                id=about.id, embeddings=shown["float"], texts=asked.texts, meta=meta
+            )
+        else:
+            response = EmbedResponse(id=about.id, embeddings=shown, texts=asked.texts, meta=meta)
         return EmbeddingAnswer(_encode(response), JSON_HEADER)
 
     return EmbeddingsPlan(Encoding(), WantedOutputs(("dense",), each), make)

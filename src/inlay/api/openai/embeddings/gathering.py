@@ -16,6 +16,7 @@ from inlay.base.at_most import at_most
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.embedding.bundles import FIRST_PORTS, bundles_of, parts_of
 from inlay.embedding.cache import Bundle
+from inlay.embedding.static import static_sparse
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
 from inlay.messages.card import EmbeddingCard
@@ -185,8 +186,9 @@ class Gathering:
     ) -> None:
         weight = 4 * sum(inputs.weight(index) for index in range(start, stop))
         server, names = self._call.server, self._wanted.names
-        pieces, keys = await server.run_prepared(weight, self._prepared, inputs, start, stop)
+        pieces, keys, made = await server.run_prepared(weight, self._prepared, inputs, start, stop)
         self._reserve(pieces)
+        left = [place for place in range(len(pieces)) if place not in made]
         self.positions += sum(len(piece.prompt) for piece in pieces)
 
         async def compute(indices: Sequence[int]) -> list[Bundle]:
@@ -199,15 +201,17 @@ class Gathering:
                 for number, name in enumerate(names)
                 if number in {number for _, number in lacking}
             )
-            found = await self._joined([pieces[place] for place in places], asked)
+            found = await self._joined([pieces[left[place]] for place in places], asked)
             return [parts_of(found[places[place]], names[number]) for place, number in lacking]
 
         bundles = await server.results.fetch(keys, compute)
-        for index, piece in enumerate(pieces):
+        for index, place in enumerate(left):
             whole: dict[str, Any] = {}
             for bundle in bundles[index * len(names) : (index + 1) * len(names)]:
                 whole |= bundle
-            out[start + index] = Gathered(piece, whole)
+            made[place] = whole
+        for place, piece in enumerate(pieces):
+            out[start + place] = Gathered(piece, made[place])
 
     async def _joined(self, pieces: Sequence[InputPiece], names: tuple[str, ...]) -> list[Bundle]:
         """As `_computed`; background work is computed together with that of other calls."""
@@ -259,19 +263,26 @@ class Gathering:
 
     def _prepared(
         self, inputs: Inputs, start: int, stop: int
-    ) -> tuple[list[InputPiece], list[bytes]]:
-        """Return the pieces of some inputs, and a key for each output of each of them."""
+    ) -> tuple[list[InputPiece], list[bytes], dict[int, Bundle]]:
+        """Return the pieces of some inputs, and of each a key for each output, or its bundle.
+
+        A bundle, by the place of the piece, is of what needs no model.
+        """
         pieces = inputs.pieces(start, stop)
         secret = self._call.server.secret
-        keys = []
-        for piece in pieces:
+        keys, made = [], {}
+        for place, piece in enumerate(pieces):
+            if piece.static is not None:
+                ids = piece.prompt.token_ids()
+                made[place] = static_sparse(ids, piece.static, self._wanted.max_active)
+                continue
             own = prompt_digest(piece.prompt, self._root, secret, second_from=piece.second_from)
             if piece.visible is not None:
                 own += b"/%d" % piece.visible
             for name in self._wanted.names:
                 most = f" {self._wanted.max_active}" if name == "sparse" else ""
                 keys.append(own + f".{name}{most}".encode())
-        return pieces, keys
+        return pieces, keys, made
 
 
 async def gather(

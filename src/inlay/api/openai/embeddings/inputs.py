@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.parts import MEDIA_PARTS, kind_of
 from inlay.api.generation.truncation import Truncation
 from inlay.base.errors import InvalidRequestError
+from inlay.embedding.static import Weights, static_weights
 from inlay.http.bodies.embeds import Embeddings
 from inlay.messages.card import ModelCard
 from inlay.messages.pooling import RoleCard
@@ -36,6 +38,7 @@ class InputPiece(NamedTuple):
         visible: the first positions that others see; None where they see all.
         ranges: characters of the text that each position is of, where they are wanted.
         truncated: True if a part of the input was cut off.
+        static: weights that make its sparse vector of the prompt's ids, without the model.
     """
 
     prompt: Prompt
@@ -43,6 +46,7 @@ class InputPiece(NamedTuple):
     visible: int | None = None
     ranges: Sequence[Range] | None = None
     truncated: bool = False
+    static: Weights | None = None
 
 
 class Inputs(Protocol):
@@ -112,19 +116,19 @@ class TextInputs:
         given = [prefix + text for prefix, text in zip(prefixes, texts, strict=True)]
         if self.lower_case:
             given = [text.lower() for text in given]
-        encoder, keep = self.renderer.texts, self._keep
+        encoder, keep, static = self.renderer.texts, self._keep, self._static
         try:
             # One more than is kept tells whether all of a text was.
             found = encoder.encode(
                 given,
-                add_special_tokens=self.special,
+                add_special_tokens=self._has_special,
                 keep=None if keep is None else keep + 1,
                 side=self.cut.side,
             )
             ranges: Sequence[Sequence[Range] | None] = [None] * len(given)
             if self.ranges:
                 ranges = encoder.ranges(
-                    given, add_special_tokens=self.special, keep=keep, side=self.cut.side
+                    given, add_special_tokens=self._has_special, keep=keep, side=self.cut.side
                 )
         except InvalidRequestError as error:
             raise error.at("input") from None
@@ -133,7 +137,7 @@ class TextInputs:
             param = self.params[index] if self.params else f"input[{index}]"
             if not ids:
                 raise InvalidRequestError(f"{param} has no tokens", param=param)
-            piece = self._piece(ids, keep)
+            piece = self._piece(ids, keep)._replace(static=static)
             self.cut.check(len(piece.prompt), param)
             if own is not None:
                 prefix, text = prefixes[index - start], texts[index - start]
@@ -141,6 +145,15 @@ class TextInputs:
                 piece = piece._replace(ranges=self._formed(shown, None, None))
             pieces.append(piece)
         return pieces
+
+    @property
+    def _static(self) -> Weights | None:
+        where = None if self.form is None else self.form.static
+        return None if where is None else static_weights(Path(where))
+
+    @property
+    def _has_special(self) -> bool:
+        return self.special and (self.form is None or self.form.static is None)
 
     @property
     def _keep(self) -> int | None:
@@ -173,7 +186,7 @@ class TextInputs:
     @property
     def _special(self) -> tuple[int, int]:
         """Number of special tokens before and after a text."""
-        before, after = self.renderer.texts.special_ids if self.special else ((), ())
+        before, after = self.renderer.texts.special_ids if self._has_special else ((), ())
         return len(before), len(after)
 
     def _formed(self, values: Sequence[Any], marker: Any, filler: Any) -> Sequence[Any]:

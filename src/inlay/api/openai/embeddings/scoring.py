@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from inlay.api.fields import answer_id, check_common
+from inlay.api.openai.embeddings.aliases import own_rank_names
 from inlay.api.openai.embeddings.gathering import (
     Gathered,
     WantedOutputs,
@@ -32,6 +33,7 @@ from inlay.api.openai.schema.embeddings import TextsUsage
 from inlay.api.openai.schema.scoring import (
     RankedDocument,
     RankingRequest,
+    RerankMeta,
     RerankRequest,
     RerankResponse,
     RerankResult,
@@ -40,6 +42,7 @@ from inlay.api.openai.schema.scoring import (
     ScoreRequest,
     ScoreResponse,
     ScoringRequest,
+    SearchUnits,
 )
 from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source
@@ -52,6 +55,9 @@ from inlay.router import ServedModel
 
 _score_decoder = msgspec.json.Decoder(ScoreRequest)
 _rerank_decoder = msgspec.json.Decoder(RerankRequest)
+
+_SEARCH_UNIT = 100
+"""Documents that Cohere counts as one search."""
 
 _FIRST = ("text_1", "queries", "data_1")
 _SECOND = ("text_2", "documents", "items", "data_2")
@@ -83,9 +89,17 @@ async def rerank(call: Call) -> None:
     await rerank_documents(call, await read_request(call, _rerank_decoder, in_rerank))
 
 
-async def rerank_documents(call: Call, incoming: ParsedRequest[Any]) -> None:
-    """Answer a request with `documents`."""
+async def rerank_v2(call: Call) -> None:
+    """As `rerank`, with the metadata that Cohere's clients read."""
+    await rerank_documents(call, await read_request(call, _rerank_decoder, in_rerank), meta=True)
+
+
+async def rerank_documents(
+    call: Call, incoming: ParsedRequest[Any], *, meta: bool = False
+) -> None:
+    """Answer a request with `documents`; with `meta` that of `/v2/rerank` too."""
     request: RerankRequest = incoming.parsed.request
+    voyage = own_rank_names(request)
     id_ = answer_id("score-", request.request_id)
     if request.top_n is not None and request.top_n < 0:
         raise InvalidRequestError(f"top_n must be 0 or more, got {request.top_n}", param="top_n")
@@ -104,8 +118,15 @@ async def rerank_documents(call: Call, incoming: ParsedRequest[Any]) -> None:
             )
             for index in best[: request.top_n or None]
         ]
-        usage = RerankUsage(used.prompt_tokens, used.total_tokens)
-        return RerankResponse(id=id_, model=model.name, usage=usage, results=results)
+        units = SearchUnits(-(-len(scores) // _SEARCH_UNIT))
+        return RerankResponse(
+            id=id_,
+            model=model.name,
+            usage=RerankUsage(used.prompt_tokens, used.total_tokens),
+            results=msgspec.UNSET if voyage else results,
+            data=results if voyage else msgspec.UNSET,
+            meta=RerankMeta(units) if meta else msgspec.UNSET,
+        )
 
     await call.prepared_json(incoming.size, ranked)
 

@@ -26,6 +26,7 @@ from inlay.api.openai.embeddings.roles import part_of
 from inlay.api.openai.embeddings.route import EmbeddingsPlan, VectorForm, answer_inputs
 from inlay.api.openai.embeddings.scoring import counted, in_rerank, rerank_documents, scored
 from inlay.api.openai.schema.embeddings import ClassificationRequest, EmbeddingRequest
+from inlay.api.openai.schema.scoring import ScoreRequest
 from inlay.api.openai.schema.tei import (
     EmbedInputsRequest,
     Failure,
@@ -35,6 +36,8 @@ from inlay.api.openai.schema.tei import (
     RankedText,
     RankRequest,
     ServedInfo,
+    SimilarityOptions,
+    SimilarityRequest,
     SparseValue,
 )
 from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
@@ -52,8 +55,12 @@ _predict_decoder = msgspec.json.Decoder(PredictRequest)
 _rank_decoder = msgspec.json.Decoder(RankRequest)
 _encode = msgspec.json.Encoder().encode
 
+_similarity_decoder = msgspec.json.Decoder(SimilarityRequest)
+
 _FIELDS = {
     "input": "inputs",
+    "text_1": "inputs.source_sentence",
+    "text_2": "inputs.sentences",
     "auto_truncate": "truncate",
     "truncation_side": "truncation_direction",
     "use_activation": "raw_scores",
@@ -87,6 +94,36 @@ async def embed_all(call: Call) -> None:
 async def embed_sparse(call: Call) -> None:
     """Answer with the sparse vector of each text, as pairs."""
     await _answer(call, partial(_others, "sparse", _pairs))
+
+
+async def first(call: Call) -> None:
+    """Answer at `/`: with vectors or classes, whichever the first of these models gives."""
+    gives_vectors = Task.EMBED in call.server.model(None, Task.EMBED, Task.SCORE).card.tasks
+    await (embed if gives_vectors else predict)(call)
+
+
+async def similarity(call: Call) -> None:
+    """Answer with the likeness of a text with each of some others."""
+    incoming = await read_request(call, _similarity_decoder, lambda _: ())
+    asked = incoming.parsed.request
+    options = asked.parameters or SimilarityOptions()
+    request = ScoreRequest(
+        model=asked.model,
+        auto_truncate=options.truncate,
+        truncation_side=_side(options.truncation_direction),
+        query_prompt_name=options.prompt_name,
+        document_prompt_name=options.prompt_name,
+        cache_salt=asked.cache_salt,
+        priority=asked.priority,
+    )
+    with _own_fields():
+        scores, _, _ = await scored(
+            call,
+            ParsedRequest(Parsed(request, {}), incoming.size, ()),
+            counted(call, asked.inputs.source_sentence, "text_1"),
+            counted(call, asked.inputs.sentences, "text_2"),
+        )
+    await call.bytes(_encode(scores), JSON_HEADER)
 
 
 async def predict(call: Call) -> None:
@@ -148,6 +185,8 @@ _FORMS: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "auto_truncate": (None,),
         "truncation_side": (None,),
         "use_activation": (None,),
+        "top_k": (None, 0, msgspec.UNSET),
+        "truncation": (None, msgspec.UNSET),
     },
     "texts": {
         "truncate": (None,),

@@ -1,4 +1,4 @@
-"""Types of `/v2/embed`, in Cohere's form."""
+"""Types of `/v1/embed` and `/v2/embed`, in Cohere's form."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -12,7 +12,7 @@ VectorType: TypeAlias = Literal["float", "int8", "binary", "ubinary", "base64"]
 
 
 class EmbedRequest(InputsRequest, kw_only=True):
-    """A request to `/v2/embed`.
+    """A request to `/v1/embed` or `/v2/embed`.
 
     Attributes:
         texts: to embed, at least one.
@@ -69,3 +69,13 @@ class EmbedResponse(msgspec.Struct, frozen=True, kw_only=True):
     texts: Annotated[list[str], field("as the request had them.", ["a red fox"])]
     meta: Annotated[EmbedMeta, field("what was read.")]
     response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+
+
+class EmbedFloatsResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of `/v1/embed` where no types are asked for."""
+
+    id: Annotated[str, field("id of this answer.", "embed-5d0f")]
+    embeddings: Annotated[Any, field("vectors of the texts, in their order.", [[0.12, -0.07]])]
+    texts: Annotated[list[str], field("as the request had them.", ["a red fox"])]
+    meta: Annotated[EmbedMeta, field("what was read.")]
+    response_type: Literal["embeddings_floats"] = "embeddings_floats"

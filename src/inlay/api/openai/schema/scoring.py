@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from inlay.api.openai.schema.cohere import ApiVersion
 from inlay.api.openai.schema.completions import EmbedsSource
 from inlay.api.openai.schema.embeddings import TextsAnswer, TextsRequest, TextsUsage
 from inlay.api.schema.described import ROWS, ListIndex, ModelName, PromptTokens, TotalTokens
@@ -126,11 +127,16 @@ class RankingRequest(ScoringRequest, kw_only=True):
         query: what the documents are ranked against: a text, or an object.
         top_n: maximum number of results; 0 or absent for all.
         return_documents: include each result's document (true when absent).
+        top_k: Voyage's name of `top_n`.
+        truncation: Voyage's name of `auto_truncate`. With one of its names, also null, results are
+            in `data`.
     """
 
     query: Annotated[str | Document, example("a fox")]
     top_n: Annotated[int | None, example(1)] = None
     return_documents: bool | None = None
+    top_k: Annotated[int | None | msgspec.UnsetType, example(1)] = msgspec.UNSET
+    truncation: bool | None | msgspec.UnsetType = msgspec.UNSET
 
 
 class RerankRequest(RankingRequest, kw_only=True):
@@ -158,10 +164,30 @@ class RerankUsage(msgspec.Struct, frozen=True):
     total_tokens: TotalTokens
 
 
+class SearchUnits(msgspec.Struct, frozen=True):
+    """What Cohere counts of a rerank."""
+
+    search_units: Annotated[int, field("hundreds of documents, rounded up.", 1)]
+
+
+class RerankMeta(msgspec.Struct, frozen=True):
+    """Metadata of `/v2/rerank`."""
+
+    billed_units: Annotated[SearchUnits, field("what was ranked.")]
+    api_version: Annotated[ApiVersion, field("version of this form.")] = ApiVersion()
+
+
 class RerankResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The response of `/v1/rerank`, the best result first."""
+    """The response of `/v1/rerank`, the best result first: in `results`, or Voyage's `data`."""
 
     id: Annotated[str, field("id of this answer.", "score-5d0f")]
     model: ModelName
     usage: Annotated[RerankUsage, field("Positions and tokens of this answer.")]
-    results: Annotated[list[RerankResult], field("documents, the best first.")]
+    results: Annotated[
+        list[RerankResult] | msgspec.UnsetType, field("documents, the best first.")
+    ] = msgspec.UNSET
+    data: Annotated[
+        list[RerankResult] | msgspec.UnsetType,
+        field("the same, where the request has Voyage's names."),
+    ] = msgspec.UNSET
+    meta: Annotated[RerankMeta | msgspec.UnsetType, field("of /v2/rerank.")] = msgspec.UNSET

@@ -40,6 +40,33 @@ class EmbedInputsRequest(InputsOfTei, kw_only=True):
     dimensions: Annotated[int | None, example(256)] = None
 
 
+class ComparedInputs(msgspec.Struct):
+    """A text, and those that it is compared with."""
+
+    source_sentence: Annotated[str, field("the text.", "a fox")]
+    sentences: Annotated[list[str], field("those beside it.", ["a stone", "an animal"])]
+
+
+class SimilarityOptions(msgspec.Struct):
+    """Options of `/similarity`, as of `/embed`."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(InputsRequest, kw_only=True):
+    """A request to `/similarity`.
+
+    Attributes:
+        inputs: a text, and those that it is compared with.
+        parameters: truncation, and the prompt before all texts.
+    """
+
+    inputs: ComparedInputs
+    parameters: SimilarityOptions | None = None
+
+
 class PredictRequest(InputsOfTei, kw_only=True):
     """A request to `/predict`.
 
