@@ -71,7 +71,7 @@ def splade(name: str = "bert", strategy: str = "max", activation: str = "relu") 
 def routed(name: str = "bert", *, idf: bool = False) -> Path:
     """A Router whose queries have weights for ids; with `idf` by token, in a file of JSON."""
     source = splade(name)
-    directory = _root() / f"routed-{name}-{idf}"
+    directory = _root() / f"routed-{name}-{len(list(_root().iterdir()))}"
     query, document, pooling = (
         directory / each for each in ("query_0_Static", "document_0_MLM", "document_1_Splade")
     )

@@ -5,7 +5,7 @@ import sys
 import msgspec
 
 from inlay.cli.process import Console, waiting
-from inlay.client import StoredEmbeds, StoredImage, Uploader
+from inlay.client import StoredEmbeds, StoredImage, StoredVectors, Uploader
 from inlay.client.prompts import container, naming
 from inlay.client.uploader import is_image
 from inlay_tools.files import named, read_to_send
@@ -22,7 +22,7 @@ def run(settings: UploadSettings) -> int:
     data = read_to_send(settings.file)
     key = None if settings.api_key is None else settings.api_key.get_secret_value()
     uploader = Uploader(settings.url, key)
-    stored: StoredEmbeds | StoredImage
+    stored: StoredEmbeds | StoredImage | StoredVectors
     console = Console(sys.stdout, sys.stderr)
     with naming(named(settings.file)), waiting(console, f"uploading {len(data)} bytes"):
         if is_image(data):
@@ -39,7 +39,9 @@ def run(settings: UploadSettings) -> int:
     return 0
 
 
-def _described(stored: StoredEmbeds | StoredImage) -> str:
+def _described(stored: StoredEmbeds | StoredImage | StoredVectors) -> str:
+    if isinstance(stored, StoredVectors):
+        return f"{stored.num_vectors} vectors of {stored.size}, {stored.dtype}"
     if isinstance(stored, StoredEmbeds):
         return f"{stored.num_tokens} rows of {stored.hidden_size}, {stored.dtype}"
     size = f"{stored.format}, {stored.width} x {stored.height}"

@@ -51,6 +51,28 @@ def test_each_type_is_as_embeddings_gives_it(url: str) -> None:
     np.testing.assert_allclose(raw, found["float"], rtol=1e-6)
 
 
+def test_the_first_version_gives_a_list_unless_types_are_named(url: str) -> None:
+    plain = {key: value for key, value in RECORDED.items() if key != "embedding_types"}
+    answer = post(url, "/v1/embed", **plain).json()
+    assert answer["response_type"] == "embeddings_floats"
+    assert answer["embeddings"] == vectors(url, input=TEXTS, role="document")
+    typed = post(url, "/v1/embed", **RECORDED).json()
+    assert typed["embeddings"] == post(url, **RECORDED).json()["embeddings"]
+
+
+def test_a_rerank_has_metadata_and_cuts_documents(url: str) -> None:
+    # As cohere-haystack sends it.
+    body = {"query": "cold", "documents": [*TEXTS, "wind " * 400], "max_tokens_per_doc": 4096}
+    answer = post(url, "/v2/rerank", **body).json()
+    assert len(answer["results"]) == 3
+    units = {"billed_units": {"search_units": 1}, "api_version": {"version": "2"}}
+    assert answer["meta"] == units
+    many = {"query": "cold", "documents": ["wind"] * 101}
+    assert post(url, "/v2/rerank", **many).json()["meta"]["billed_units"] == {"search_units": 2}
+    assert "meta" not in post(url, "/v1/rerank", **many).json()
+    assert post(url, "/v1/rerank", **body).status_code == 400
+
+
 def test_a_long_text_is_cut_unless_that_is_refused(url: str) -> None:
     text = "cold wind " * 400
     cut = post(url, texts=[text], model="tiny").json()["embeddings"]["float"]

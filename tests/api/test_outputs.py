@@ -324,10 +324,33 @@ def test_models_of_one_output_give_files_and_safetensors_reads_them(
         assert np.array_equal(array, read_vectors(data).arrays[name])
 
 
+def test_pooling_gives_files_and_bytes_to_those_who_accept_them(bge: str) -> None:
+    def asked(path: str, media: str, **body: Any) -> httpx.Response:
+        headers = {"accept": media}
+        return httpx.post(bge + path, json={"input": TEXTS, **body}, headers=headers, timeout=180)
+
+    whole = as_file(bge, input=TEXTS, outputs=["dense", "tokens"])
+    for task, name in (("embed", "dense"), ("token_embed", "tokens")):
+        answer = asked("/pooling", "application/safetensors", task=task)
+        assert answer.headers["content-type"] == "application/safetensors"
+        found = read_vectors(answer.content)
+        assert {key for key in found.arrays if key.startswith(name)} == {
+            key for key in whole.arrays if key.startswith(name)
+        }
+        np.testing.assert_allclose(found.arrays[name], whole.arrays[name], atol=1e-6)
+    for path in ("/pooling", "/v1/embeddings"):
+        answer = asked(path, "application/octet-stream")
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert "metadata" in answer.headers
+        rows = np.frombuffer(answer.content, np.float32).reshape(len(TEXTS), -1)
+        np.testing.assert_allclose(rows, whole.dense, atol=1e-6)
+        assert asked(path, "*/*").headers["content-type"].startswith("application/json")
+
+
 def test_files_are_refused_where_they_hold_no_answer(tagger: str, bge: str) -> None:
     for url, path, body, says in (
         (tagger, "/v1/embeddings", {}, "token_labels are classes"),
-        (bge, "/pooling", {}, "safetensors is of /v1/embeddings"),
+        (tagger, "/pooling", {}, "token_classify gives classes"),
         (bge, "/v1/embeddings", {"endianness": "big"}, "safetensors is little endian"),
     ):
         asked = {"input": TEXTS, "encoding_format": "safetensors", **body}

@@ -58,6 +58,45 @@ def items(url: str, **body: Any) -> list[dict[str, Any]]:
     return found
 
 
+def test_the_root_answers_as_the_route_of_the_model(url: str, classes: str) -> None:
+    assert answered(url, "/", inputs=TEXTS) == answered(url, "/embed", inputs=TEXTS)
+    assert answered(classes, "/", inputs=TEXTS[0]) == answered(classes, "/predict", inputs=TEXTS[0])
+    metrics = httpx.get(url + "/metrics").text
+    assert 'route="/embed"' in metrics
+
+
+def test_similarities_are_scores(url: str) -> None:
+    compared = {"source_sentence": TEXTS[0], "sentences": TEXTS}
+    found = answered(url, "/similarity", inputs=compared)
+    ours = answered(url, "/v1/score", text_1=TEXTS[0], text_2=TEXTS)["data"]
+    assert found == pytest.approx([one["score"] for one in ours])
+    for inputs, parameters, said in (
+        ({"source_sentence": "", "sentences": TEXTS}, {}, "inputs.source_sentence"),
+        ({"source_sentence": "a", "sentences": []}, {}, "inputs.sentences"),
+        ({"source_sentence": LONG, "sentences": TEXTS}, {}, "maximum context length"),
+    ):
+        response = post(url, "/similarity", inputs=inputs, parameters=parameters)
+        assert response.status_code == 400
+        assert said in response.json()["error"]
+    cut = {"truncate": True}
+    answered(url, "/similarity", inputs=compared | {"source_sentence": LONG}, parameters=cut)
+
+
+def test_voyages_names_of_a_rerank_have_its_answer(url: str) -> None:
+    asked: dict[str, Any] = {"query": TEXTS[0], "documents": TEXTS}
+    ours = answered(url, "/v1/rerank", **asked, top_n=2)
+    assert "data" not in ours
+    theirs = answered(url, "/v1/rerank", **asked, top_k=2, truncation=True)
+    assert theirs["data"] == ours["results"]
+    assert "results" not in theirs
+    assert len(answered(url, "/v1/rerank", **asked, top_k=None)["data"]) == 3
+    response = post(url, "/v1/rerank", **asked, top_n=1, top_k=2)
+    assert response.json()["error"]["param"] == "top_k"
+    long = {"query": TEXTS[0], "documents": [LONG]}
+    assert post(url, "/v1/rerank", **long, truncation=False).status_code == 400
+    assert post(url, "/v1/rerank", **long, truncation=True).status_code == 200
+
+
 def test_each_route_of_vectors_answers_a_bare_list(url: str) -> None:
     ours = items(url, input=TEXTS, outputs=["dense", "sparse", "tokens"])
     dense = answered(url, "/embed", inputs=TEXTS, truncate=True)

@@ -93,6 +93,8 @@ def test_rules_take_all_that_clients_ask_for_and_no_probe_for_a_request() -> Non
     }
     (pattern,) = patterns
     for operation, _ in routes():
+        if (operation.method, operation.path) == ("POST", "/"):
+            continue  # is counted as /embed or /predict
         is_request = re.fullmatch(pattern, operation.path) is None
         assert is_request == (not operation.open), operation.path
 

@@ -35,6 +35,7 @@ from inlay.api.openai.completions.route import completions
 from inlay.api.openai.decisions.route import decisions
 from inlay.api.openai.embeddings import tei
 from inlay.api.openai.embeddings.cohere import embed, embed_v1
+from inlay.api.openai.embeddings.file_answer import FILE_TYPE
 from inlay.api.openai.embeddings.route import classify, embeddings, pooling
 from inlay.api.openai.embeddings.scoring import rerank, rerank_v2, score
 from inlay.api.openai.encode import encode
@@ -226,9 +227,9 @@ _REST: Routes = (
         EncodeRequest, EncodeResponse, examples={"picture": {"input": examples.PIXEL}}), encode),
     (
         Operation(
-            "POST", "/v1/prompt_embeds", "Store embeddings or an image: a file, or JSON.",
+            "POST", "/v1/prompt_embeds", "Store embeddings or an image: a file, or JSON. Or vectors.",
             UploadRequest, Stored, parameters=(parameters.UPLOAD_MODEL,),
-            files=(OCTETS, IMAGES + "*"),
+            files=(OCTETS, IMAGES + "*", FILE_TYPE.decode()),
         ),
         uploads.upload,
     ),

@@ -15,7 +15,13 @@ from inlay.client.embedder import PromptEmbedder
 from inlay.client.hidden_states import HiddenStates, hidden_states
 from inlay.client.media import EmbeddedMedia, MediaEncoder, audio_part, image_part, load_media
 from inlay.client.prompts import EmbeddedPrompt, SoftPrompt, load, loads
-from inlay.client.uploader import AsyncUploader, StoredEmbeds, StoredImage, Uploader
+from inlay.client.uploader import (
+    AsyncUploader,
+    StoredEmbeds,
+    StoredImage,
+    StoredVectors,
+    Uploader,
+)
 from inlay.client.vectors import SparseWeights, Vectors, read_vectors
 from inlay.tensors.neighbours import Neighbour, nearest
 
@@ -31,6 +37,7 @@ __all__ = [
     "SparseWeights",
     "StoredEmbeds",
     "StoredImage",
+    "StoredVectors",
     "Uploader",
     "Vectors",
     "audio_part",

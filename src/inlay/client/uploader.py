@@ -80,11 +80,44 @@ class StoredImage(msgspec.Struct, frozen=True, kw_only=True, tag_field="object",
     pinned: bool
 
 
-Stored: TypeAlias = StoredEmbeds | StoredImage
+class StoredVectors(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="vectors"):
+    """Metadata of a stored document.
+
+    Attributes:
+        id: for references in reranks and scores.
+        num_vectors: of its largest output: 1 unless they are of tokens.
+        size: elements of each.
+        dtype: of the vectors.
+        bytes: of the file.
+        expires_at: as of `StoredEmbeds`.
+        pinned: likewise.
+    """
+
+    id: str
+    num_vectors: int
+    size: int
+    dtype: str
+    bytes: int
+    expires_at: int | None
+    pinned: bool
+
+
+Stored: TypeAlias = StoredEmbeds | StoredImage | StoredVectors
 
 _Kind = TypeVar("_Kind", StoredEmbeds, StoredImage)
+
+
+class _Reference(msgspec.Struct, frozen=True):
+    ref: str
+
+
+class _References(msgspec.Struct, frozen=True):
+    data: list[_Reference]
+
+
 _PATH = "/prompt_embeds"
 _OCTETS = "application/octet-stream"
+_FILE = "application/safetensors"
 _ANY_SIZE = 1 << 62
 
 
@@ -146,6 +179,11 @@ class _Uploads:
 
     def upload_media(self, data: bytes, model: str | None) -> Steps[StoredImage]:
         return self._upload(data, model, image_type(data), StoredImage)
+
+    def upload_vectors(self, data: bytes, model: str | None) -> Steps[list[str]]:
+        query = "" if model is None else "?" + urlencode({"model": model})
+        found: _References = yield from self._stored("POST", query, _References, data, _FILE)
+        return [each.ref for each in found.data]
 
     def _upload(
         self, data: bytes, model: str | None, media: str, kind: type[_Kind]
@@ -275,6 +313,18 @@ class Uploader:
         """
         return self._connection.run(self._uploads.upload_media(data, model))
 
+    def upload_vectors(self, data: bytes, *, model: str | None = None) -> list[str]:
+        """Store vectors, and return an id for each input, as `store` of /v1/embeddings gives.
+
+        Args:
+            data: an answer of /v1/embeddings with `encoding_format` "safetensors".
+            model: that they are of; the server's first when None.
+
+        Raises:
+            InlayError: as `ref`.
+        """
+        return self._connection.run(self._uploads.upload_vectors(data, model))
+
     def get(self, id_: str) -> Stored:
         """Metadata of an id. Does not extend its TTL. Raises `NotFoundError`, or as `ref`."""
         return self._connection.run(self._uploads.get(id_))
@@ -334,6 +384,9 @@ class AsyncUploader:
 
     async def upload_media(self, data: bytes, *, model: str | None = None) -> StoredImage:
         return await self._connection.run_async(self._uploads.upload_media(data, model))
+
+    async def upload_vectors(self, data: bytes, *, model: str | None = None) -> list[str]:
+        return await self._connection.run_async(self._uploads.upload_vectors(data, model))
 
     async def get(self, id_: str) -> Stored:
         return await self._connection.run_async(self._uploads.get(id_))

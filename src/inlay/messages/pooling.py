@@ -1,8 +1,14 @@
 """Parameters of requests to models that embed or score, and what such a model says of itself."""
 
+from typing import Final
+
 import msgspec
 
 from inlay.base.errors import InvalidRequestError
+
+CHUNKS: Final = "chunks"
+"""Output of a model whose dense vector is a mean: the mean of each span of positions instead, with
+all that follows."""
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True, tag="pooling", omit_defaults=True):
@@ -15,12 +21,15 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True, tag="pooling", omit_def
             task.
         visible: of each prompt, the first positions that others see; empty where they see all.
         max_active: weights that are kept of a sparse vector, the largest; 0 for all.
+        spans: of each prompt, for the output `CHUNKS`, the positions at which its chunks begin, and
+            its length; empty where that is not asked.
     """
 
     second_from: tuple[int, ...] = ()
     outputs: tuple[str, ...] = ()
     visible: tuple[int, ...] = ()
     max_active: int = 0
+    spans: tuple[tuple[int, ...], ...] = ()
 
 
 class OutputCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,6 +43,9 @@ class OutputCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         mean: a score by MaxSim is the mean over a query's vectors, else their sum.
         of_ids: a sparse vector has weights for ids of the text alone.
         labels: names of classes; empty where nobody says.
+        pooling: of one vector of all positions, sentence-transformers' names of how it is made; of
+            weights of the vocabulary, "max" or "sum".
+        linear: such a vector of two texts one after another is the mean of theirs by positions.
     """
 
     name: str
@@ -43,6 +55,8 @@ class OutputCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mean: bool = False
     of_ids: bool = False
     labels: tuple[str, ...] = ()
+    pooling: tuple[str, ...] = ()
+    linear: bool = False
 
 
 class RoleCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,11 +121,13 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     instruction: str | None = None
 
     def output(self, name: str, model: str, param: str = "outputs") -> OutputCard:
-        """Return the output called `name`.
+        """Return the output called `name`; `CHUNKS` has the form of `dense`.
 
         Raises:
             InvalidRequestError: the model has none; the message lists those that it has.
         """
+        if name == CHUNKS:
+            return self._of_chunks(model, param)
         for each in self.outputs:
             if each.name == name:
                 return each
@@ -119,3 +135,16 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         raise InvalidRequestError(
             f"the model `{model}` gives {has}; {name[:80]!r} was asked for", param=param
         )
+
+    def _of_chunks(self, model: str, param: str) -> OutputCard:
+        dense = next((each for each in self.outputs if each.name == "dense"), None)
+        if dense is None or dense.pooling != ("mean",):
+            how = (
+                "gives none" if dense is None else f"takes {', '.join(dense.pooling) or 'another'}"
+            )
+            raise InvalidRequestError(
+                "late chunking is of models whose vector is the mean of all positions; the model "
+                f"`{model}` {how}",
+                param=param,
+            )
+        return dense

@@ -38,11 +38,13 @@ def post(served: Served, path: str, **body: Any) -> Any:
 
 
 def vectors(served: Served, role: str | None, texts: list[str] = TEXTS, **body: Any) -> Any:
-    data = post(served, "/v1/embeddings", input=texts, role=role, auto_truncate=True, **body)["data"]
+    data = post(served, "/v1/embeddings", input=texts, role=role, auto_truncate=True, **body)[
+        "data"
+    ]
     return np.array([item["embedding"] for item in data], np.float32)
 
 
-def order(served: Served) -> list[tuple[int, float]]:
+def order(served: Served) -> list[tuple[int, Any]]:
     found = post(served, "/v1/rerank", query=QUERY, documents=TEXTS)["results"]
     return [(one["index"], pytest.approx(one["relevance_score"], abs=1e-6)) for one in found]
 
@@ -64,7 +66,7 @@ def test_cohere_embeds_in_all_types_and_cuts_as_it_says(server: Served) -> None:
         raw = [np.frombuffer(base64.b64decode(one), np.float32) for one in found.embeddings.base64]
         close(raw, vectors(server, role))
         assert found.meta.billed_units.input_tokens > 0
-    with pytest.raises(cohere.BadRequestError, match="positions|long|tokens"):
+    with pytest.raises(cohere.BadRequestError, match="maximum context length"):
         client.embed(model="m", texts=[LONG], input_type="search_query", truncate="NONE")
     first = cohere.Client(api_key=KEY, base_url=server.url)
     plain = first.embed(texts=TEXTS * 40, model="m", input_type="search_document")
@@ -96,7 +98,7 @@ def test_voyage_embeds_and_ranks(server: Served) -> None:
         found = client.embed(TEXTS, model="m", input_type="document", output_dtype=kind)
         close(found.embeddings, vectors(server, "document", embed_dtype=kind))
     close(client.embed([LONG], model="m").embeddings, vectors(server, None, [LONG]))
-    with pytest.raises(voyageai.error.InvalidRequestError, match="positions|long|tokens"):
+    with pytest.raises(voyageai.error.APIError, match="maximum context length"):
         client.embed([LONG], model="m", truncation=False)
     ranked = client.rerank(QUERY, TEXTS, model="m")
     assert [(one.index, one.relevance_score) for one in ranked.results] == order(server)
@@ -117,7 +119,7 @@ def test_hugging_faces_client_asks_the_server_as_its_own(server: Served, pairs: 
     similar = InferenceClient(model=server.url + "/similarity").sentence_similarity(QUERY, TEXTS)
     expected = post(server, "/v1/score", text_1=QUERY, text_2=TEXTS)["data"]
     close(similar, [one["score"] for one in expected])
-    (label,) = InferenceClient(model=pairs.url).text_classification(TEXTS[0])
+    label: Any = InferenceClient(model=pairs.url).text_classification(TEXTS[0])
     assert 0 < label.score < 1
 
 
@@ -125,17 +127,15 @@ def test_langchain_embeds_and_ranks(server: Served) -> None:
     from langchain_cohere import CohereEmbeddings, CohereRerank
     from langchain_core.documents import Document
     from langchain_openai import OpenAIEmbeddings
-    from langchain_voyageai import VoyageAIEmbeddings, VoyageAIRerank
+    from langchain_voyageai import VoyageAIRerank
 
     of_openai = OpenAIEmbeddings(
         model="m", base_url=server.v1, api_key=KEY, check_embedding_ctx_length=False
     )
     close(of_openai.embed_documents(TEXTS), vectors(server, None))
     of_cohere = CohereEmbeddings(model="m", cohere_api_key=KEY, base_url=server.url)
-    of_voyage = VoyageAIEmbeddings(model="m", voyage_api_key=KEY, base_url=server.v1, batch_size=2)
-    for each in (of_cohere, of_voyage):
-        close(each.embed_documents(TEXTS), vectors(server, "document"))
-        close(each.embed_query(TEXTS[0]), vectors(server, "query")[0])
+    close(of_cohere.embed_documents(TEXTS), vectors(server, "document"))
+    close(of_cohere.embed_query(TEXTS[0]), vectors(server, "query")[0])
     documents = [Document(text) for text in TEXTS]
     wanted = [n for n, _ in order(server)]
     ranks: list[Any] = [
@@ -187,11 +187,11 @@ def test_haystack_embeds_and_ranks(server: Served) -> None:
     }  # fmt: skip
     one = HuggingFaceAPITextEmbedder(**tei)
     one.warm_up()
-    close(one.run(TEXTS[0])["embedding"], vectors(server, None)[0])
+    close(one.run(TEXTS[0])["embedding"], vectors(server, None, normalize=False)[0])
     many = HuggingFaceAPIDocumentEmbedder(**tei, progress_bar=False)
     many.warm_up()
     found = many.run(documents)["documents"]
-    close([document.embedding for document in found], vectors(server, None))
+    close([document.embedding for document in found], vectors(server, None, normalize=False))
     cohere: dict[str, Any] = {"model": "m", "api_key": key, "api_base_url": server.url}
     query = CohereTextEmbedder(**cohere, input_type="search_query")
     close(query.run(TEXTS[0])["embedding"], vectors(server, "query")[0])

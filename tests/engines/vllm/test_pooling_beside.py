@@ -227,7 +227,7 @@ SCORING: list[Case] = [
     ),
     *(
         (path, {"query": "how many ships", "documents": DOCUMENTS, **more})
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+        for path in ("/rerank", "/v1/rerank")
         for more in (
             {},
             {"top_n": 1},

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from inlay.api.openai.embeddings.file_answer import FILE_TYPE
+from inlay.api.openai.embeddings.upload import upload_vectors
 from inlay.api.openai.schema.prompt_embeds import (
     PinRequest,
     PromptEmbeds,
@@ -33,9 +35,12 @@ _pin = msgspec.json.Decoder(PinRequest)
 
 
 async def upload(call: Call) -> None:
-    """Store a tensor or an image; with `?model=` only if that model takes it."""
+    """Store a tensor or an image; with `?model=` only if that model takes it. Or vectors of it."""
     store_for(call)
     name = _model(call)
+    if call.headers.get(b"content-type", b"").strip().lower() == FILE_TYPE:
+        await upload_vectors(call, name)
+        return
     card = None if name is None else call.server.card(name)
     media = content_type(call, OCTETS, JSON, IMAGES + "*")
     if media.kind.startswith(IMAGES):

@@ -17,7 +17,7 @@ from inlay.engine.embed import facts
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import PoolingFamily, family_of
 from inlay.engine.embed.gelu import fuse_gelu
-from inlay.engine.embed.heads import PairHead, class_of, head_of, last_head
+from inlay.engine.embed.heads import PairHead, class_of, heads_of, last_head
 from inlay.engine.embed.outputs import Head, One, all_outputs
 from inlay.engine.embed.relative_bias import bias_scores
 from inlay.engine.embed.roles import with_roles
@@ -135,7 +135,7 @@ class Encoder:
         self._pairs: PairHead | None = None
         self._heads: dict[str, Head] = {}
         if not scores:
-            self._heads = {each.name: head_of(each, model, config.directory) for each in outputs}
+            self._heads = heads_of(outputs, model, config.directory)
         elif family.causal:
             self._heads = {outputs[0].name: last_head(model, outputs[0])}
         else:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ from inlay.media.positions import placed
 from inlay.messages.card import ModelCard, Stats
 from inlay.messages.fields import check_length
 from inlay.messages.outputs import pooled
+from inlay.messages.pooling import CHUNKS
 from inlay.messages.prompt import Media, Prompt, Rows, Segment
 from inlay.messages.request import Emit, FinishReason, Pooling, Request, Task
 
@@ -207,6 +209,7 @@ class EmbedEngine:
                 "partly visible",
                 param="input",
             )
+        check_spans(pooling, request.prompts)
         embedding = self.card.embedding
         if pooling.outputs and embedding is not None:
             for name in pooling.outputs:
@@ -347,6 +350,19 @@ class EmbedEngine:
             receiver.answer()
 
 
+def check_spans(pooling: Pooling, prompts: Sequence[Prompt]) -> None:
+    """Raise `InvalidRequestError` unless chunks follow one another to the end of their prompt."""
+    if (CHUNKS in pooling.outputs) != bool(pooling.spans):
+        raise InvalidRequestError("chunks are asked for without spans, or the other way")
+    if pooling.spans and len(pooling.spans) != len(prompts):
+        raise InvalidRequestError("either all prompts of a request have spans or none has")
+    for spans, prompt in zip(pooling.spans, prompts, strict=False):
+        if len(spans) < 2 or spans[0] < 0 or spans[-1] != len(prompt):
+            raise InvalidRequestError(f"chunks end at {spans[-1:]}; the prompt has {len(prompt)}")
+        if any(start >= stop for start, stop in pairwise(spans)):
+            raise InvalidRequestError("each chunk needs at least one position")
+
+
 def _asked(request: Request, index: int) -> EmbedInput:
     prompt, pooling = request.prompts[index], request.pooling
     return EmbedInput(
@@ -356,6 +372,7 @@ def _asked(request: Request, index: int) -> EmbedInput:
         pooling.outputs,
         pooling.visible[index] if pooling.visible else None,
         pooling.max_active,
+        pooling.spans[index] if pooling.spans else (),
     )
 
 

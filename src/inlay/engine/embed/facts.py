@@ -257,6 +257,10 @@ def _output_card(output: OutputPlan, model: Any) -> OutputCard:
         mean=output.mean,
         of_ids=output.keep == "ids",
         labels=_labels(model) if output.source == "classes" else (),
+        pooling=(output.select or ()) if output.keep in ("one", "vocabulary") else (),
+        linear=output.keep == "one"
+        and output.select == ("mean",)
+        and all(layer.activation == "identity" for layer in output.head),
     )
 
 

@@ -17,8 +17,9 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from inlay.embedding.plan import OutputPlan, Source
-from inlay.engine.embed.outputs import Each, Head, Ids, Logits, One, SpladeWeights
+from inlay.engine.embed.outputs import Each, Head, Ids, Logits, One, Spans, SpladeWeights
 from inlay.engine.embed.pooling import dense_layers, pool
+from inlay.messages.pooling import CHUNKS
 from inlay.render.tokenizer import load_tokenizer
 
 _NO_WORDS = ("cls_token", "eos_token", "pad_token", "unk_token")
@@ -55,8 +56,7 @@ def head_of(output: OutputPlan, model: Any, directory: Path) -> Head:
         return Each(output.name, _of_positions(_without_body(model)))
     size = int(model.config.get_text_config().hidden_size)
     if output.keep == "one":
-        layers = dense_layers(output.head, size * len(select)).to(model.device)
-        return One(output.name, lambda states, lengths: layers(pool(states, lengths, select)))
+        return One(output.name, _pooled(output, model, size))
     layers = dense_layers(output.head, size).to(model.device)
     if output.keep == "each":
         return Each(output.name, lambda states: layers(states.float()))
@@ -67,6 +67,25 @@ def head_of(output: OutputPlan, model: Any, directory: Path) -> Head:
         if name in _NO_WORDS
     ]
     return Ids(lambda states: layers(states.float()), [id_ for id_ in special if id_ is not None])
+
+
+def heads_of(outputs: Sequence[OutputPlan], model: Any, directory: Path) -> dict[str, Head]:
+    """Return the heads by output, and `CHUNKS` where the dense vector is a mean.
+
+    Arguments and errors as of `head_of`.
+    """
+    found: dict[str, Head] = {each.name: head_of(each, model, directory) for each in outputs}
+    for each in outputs:
+        if each.name == "dense" and each.select == ("mean",):
+            size = int(model.config.get_text_config().hidden_size)
+            found[CHUNKS] = Spans(_pooled(each, model, size))
+    return found
+
+
+def _pooled(output: OutputPlan, model: Any, size: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
+    select = output.select or ()
+    layers = dense_layers(output.head, size * len(select)).to(model.device)
+    return lambda states, lengths: layers(pool(states, lengths, select))
 
 
 def last_head(model: Any, output: OutputPlan) -> Head:

@@ -5,6 +5,7 @@ sequence's positions at a time: nothing depends on the rest of the batch.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ from inlay.embedding.cache import Bundle
 from inlay.embedding.plan import Finish
 from inlay.embedding.static import sparse
 from inlay.engine.embed.vector_model import EmbedInput
+from inlay.messages.pooling import CHUNKS
 
 TILE = 4096
 """Columns of the vocabulary that are computed at a time: logits of all would be the largest
@@ -42,6 +44,22 @@ class One:
     def __call__(self, states: Tensor, asked: Sequence[EmbedInput]) -> list[Bundle]:
         rows = self._pooled(states, lengths_of(asked)).float().cpu().numpy()
         return [{self._name: row} for row in rows]
+
+
+class Spans:
+    """One vector of each span of a sequence's positions, made as `One` makes one of all."""
+
+    def __init__(self, pooled: Callable[[Tensor, Sequence[int]], Tensor]) -> None:
+        self._pooled = pooled
+
+    def __call__(self, states: Tensor, asked: Sequence[EmbedInput]) -> list[Bundle]:
+        parts = torch.split(states, lengths_of(asked))
+        found = []
+        for part, each in zip(parts, asked, strict=True):
+            lengths = [stop - start for start, stop in pairwise(each.spans)]
+            rows = self._pooled(part[each.spans[0] :], lengths)
+            found.append({CHUNKS: rows.float().cpu().numpy()})
+        return list(found)
 
 
 class Each:

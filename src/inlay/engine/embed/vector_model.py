@@ -21,6 +21,7 @@ class EmbedInput:
         outputs: names of what is wanted; empty for the model's first.
         visible: the first positions that others see; None where they see all.
         max_active: weights that are kept of a sparse vector; 0 for all.
+        spans: as in `Pooling.spans`.
     """
 
     prompt: Prompt
@@ -29,6 +30,7 @@ class EmbedInput:
     outputs: tuple[str, ...] = ()
     visible: int | None = None
     max_active: int = 0
+    spans: tuple[int, ...] = ()
 
 
 class MediaRows(Protocol):

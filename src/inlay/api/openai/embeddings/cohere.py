@@ -106,8 +106,7 @@ def _plan(
         vectors = stacked(found, "dense")[:, : form.dimensions]
         vectors = normalized(vectors) if form.normalize else vectors
         shown = {
-            kind: [_ENCODINGS[kind].vectors("one", row)["one"] for row in vectors]
-            for kind in types
+            kind: [_ENCODINGS[kind].vectors("one", row)["one"] for row in vectors] for kind in types
         }
         meta = EmbedMeta(BilledUnits(about.usage.prompt_tokens))
         response: EmbedResponse | EmbedFloatsResponse

@@ -22,6 +22,7 @@ from inlay.http.server import Call
 from inlay.messages.card import EmbeddingCard
 from inlay.messages.digest import prompt_digest, root_digest
 from inlay.messages.outputs import payloads_of
+from inlay.messages.pooling import CHUNKS
 from inlay.messages.request import Pooling, Task
 from inlay.router import ServedModel
 
@@ -164,6 +165,9 @@ class Gathering:
                 numbers = positions * output.size
                 size += numbers * (4 + wanted.element_bytes)
                 self._numbers_shown += numbers
+        if CHUNKS in wanted.names:
+            vectors = sum(len(piece.spans) - 1 for piece in pieces)
+            size += vectors * card.size * (4 + wanted.element_bytes)
         if wanted.most is not None and self._numbers_shown > wanted.most:
             raise InvalidRequestError(
                 f"the vectors of tokens are over {wanted.most} numbers, which JSON does not hold "
@@ -216,7 +220,10 @@ class Gathering:
     async def _joined(self, pieces: Sequence[InputPiece], names: tuple[str, ...]) -> list[Bundle]:
         """As `_computed`; background work is computed together with that of other calls."""
         call = self._call
-        plain = all(piece.second_from is None and piece.visible is None for piece in pieces)
+        plain = all(
+            piece.second_from is None and piece.visible is None and not piece.spans
+            for piece in pieces
+        )
         if not (call.background and plain):
             return await self._computed(pieces, names)
         key = (self._root, self._task, names, self._named, self._wanted.max_active, call.client)
@@ -246,6 +253,7 @@ class Gathering:
                 if hides
                 else (),
                 max_active=self._wanted.max_active if "sparse" in names else 0,
+                spans=tuple(piece.spans for piece in pieces) if CHUNKS in names else (),
             ),
             tuple(piece.prompt for piece in pieces),
             task=self._task,
@@ -279,6 +287,8 @@ class Gathering:
             own = prompt_digest(piece.prompt, self._root, secret, second_from=piece.second_from)
             if piece.visible is not None:
                 own += b"/%d" % piece.visible
+            if piece.spans:
+                own += "/{}".format(" ".join(map(str, piece.spans))).encode()
             for name in self._wanted.names:
                 most = f" {self._wanted.max_active}" if name == "sparse" else ""
                 keys.append(own + f".{name}{most}".encode())

@@ -39,6 +39,7 @@ class InputPiece(NamedTuple):
         ranges: characters of the text that each position is of, where they are wanted.
         truncated: True if a part of the input was cut off.
         static: weights that make its sparse vector of the prompt's ids, without the model.
+        spans: as in `Pooling.spans`.
     """
 
     prompt: Prompt
@@ -47,6 +48,7 @@ class InputPiece(NamedTuple):
     ranges: Sequence[Range] | None = None
     truncated: bool = False
     static: Weights | None = None
+    spans: tuple[int, ...] = ()
 
 
 class Inputs(Protocol):
@@ -145,6 +147,23 @@ class TextInputs:
                 piece = piece._replace(ranges=self._formed(shown, None, None))
             pieces.append(piece)
         return pieces
+
+    def room(self, prefix: str) -> int:
+        """Return the tokens that a text may have behind its prompt `prefix`.
+
+        Raises `InvalidRequestError` if there is no room.
+        """
+        form, limit = self.form, self.cut.limit
+        if form is not None:
+            limit = min(limit, form.at_most or limit) - (form.marker is not None)
+        # Of a prompt alone: with a text behind it, it has no more.
+        before = self.renderer.texts.encode([prefix], add_special_tokens=self._has_special)
+        room = limit - len(before[0])
+        if room < 1:
+            raise InvalidRequestError(
+                f"the model's prompt leaves no room for a text in {limit} positions"
+            )
+        return room
 
     @property
     def _static(self) -> Weights | None:

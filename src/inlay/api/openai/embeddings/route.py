@@ -1,7 +1,7 @@
 """`POST /v1/embeddings`, and `/pooling` and `/classify` as in vLLM."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +10,14 @@ import msgspec
 
 from inlay.api.fields import answer_id, check_common
 from inlay.api.openai.embeddings.aliases import own_names
-from inlay.api.openai.embeddings.encoding import About, EmbeddingAnswer, Encoding, json_answer
+from inlay.api.openai.embeddings.chunking import LateChunking
+from inlay.api.openai.embeddings.encoding import (
+    About,
+    EmbeddingAnswer,
+    Encoding,
+    Format,
+    json_answer,
+)
 from inlay.api.openai.embeddings.file_answer import FILE_TYPE, file_answer
 from inlay.api.openai.embeddings.gathering import (
     Array,
@@ -24,6 +31,8 @@ from inlay.api.openai.embeddings.gathering import (
     normalized,
     stacked,
 )
+from inlay.api.openai.embeddings.inputs import Inputs
+from inlay.api.openai.embeddings.long_texts import LongTexts
 from inlay.api.openai.embeddings.outputs import (
     MOST_NUMBERS,
     about_inputs,
@@ -43,8 +52,9 @@ from inlay.api.openai.schema.embeddings import (
 )
 from inlay.base.errors import InvalidRequestError
 from inlay.http.parsed_request import ParsedRequest, read_request
-from inlay.http.server import JSON_HEADER, Call
+from inlay.http.server import JSON_HEADER, OCTETS, Call
 from inlay.messages.card import EmbeddingCard
+from inlay.messages.pooling import CHUNKS
 from inlay.messages.request import Task
 from inlay.router import ServedModel
 from inlay.store import NewVectors
@@ -53,6 +63,9 @@ _decoder = msgspec.json.Decoder(EmbeddingRequest)
 _pooling_decoder = msgspec.json.Decoder(PoolingRequest)
 _classification_decoder = msgspec.json.Decoder(ClassificationRequest)
 _encode = msgspec.json.Encoder().encode
+
+_ACCEPTED: Mapping[bytes, Format] = {FILE_TYPE: "safetensors", OCTETS.encode(): "bytes"}
+"""Encodings of requests that name none, by what they accept."""
 
 _TASKS = {
     "dense": "embed",
@@ -72,28 +85,37 @@ class EmbeddingsPlan(NamedTuple):
         make: makes the response of what the model gives, or files that are stored in its place.
             CPU work.
         role: of texts, where the request names none.
+        prepare: makes other inputs of the request's. CPU work.
     """
 
     encoding: Encoding
     wanted: WantedOutputs
     make: Callable[[Sequence[Gathered], About], EmbeddingAnswer | list[NewVectors]]
     role: str | None = None
+    prepare: Callable[[Inputs], Inputs] | None = None
 
 
 async def embeddings(call: Call) -> None:
     """Answer with the embeddings of texts, ids, chats or tensor files."""
-    in_file = call.headers.get(b"accept", b"").strip().lower() == FILE_TYPE
-    await _answer(call, _decoder, "embd-", (Task.EMBED,), partial(_embeddings, in_file))
+    most = call.server.settings.max_embedding_inputs
+    plan = partial(_embeddings, _accepted(call), most)
+    await _answer(call, _decoder, "embd-", (Task.EMBED,), plan)
 
 
 async def pooling(call: Call) -> None:
     """Answer with each input's embedding or class probabilities, or those of its tokens."""
-    await _answer(call, _pooling_decoder, "pooling-", (Task.EMBED, Task.SCORE), _pooled)
+    tasks = (Task.EMBED, Task.SCORE)
+    await _answer(call, _pooling_decoder, "pooling-", tasks, partial(_pooled, _accepted(call)))
 
 
 async def classify(call: Call) -> None:
     """Answer with each input's class probabilities and its likeliest class."""
     await _answer(call, _classification_decoder, "classify-", (Task.SCORE,), _classified)
+
+
+def _accepted(call: Call) -> Format | None:
+    """Return the encoding that the header `Accept` stands for."""
+    return _ACCEPTED.get(call.headers.get(b"accept", b"").strip().lower())
 
 
 async def _answer(
@@ -135,10 +157,12 @@ async def answer_inputs(
     check_common(call, asked)
     id_ = answer_id(prefix, request.request_id)
     card = embedding_card(model)
-    encoding, wanted, make, role = plan(model, card)
+    encoding, wanted, make, role, prepare = plan(model, card)
     ranges = bool({"tokens", "token_labels"} & {*wanted.names})
     inputs = await inputs_of(call, incoming, model, ranges=ranges, role=role)
     encoding.check_count(len(inputs))
+    if prepare is not None:
+        inputs = await call.server.run_prepared(incoming.size, prepare, inputs)
     size = incoming.size
     del incoming
     found, usage = await gather(call, model, request, inputs, wanted)
@@ -153,24 +177,38 @@ async def answer_inputs(
 
 
 def _embeddings(
-    in_file: bool, request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard
+    accepted: Format | None,
+    most: int,
+    request: EmbeddingRequest,
+    model: ServedModel,
+    card: EmbeddingCard,
 ) -> EmbeddingsPlan:
     own_names(request)
-    if in_file and request.encoding_format is None:
-        request.encoding_format = "safetensors"
+    request.encoding_format = request.encoding_format or accepted
+    encoding = Encoding.of(request)
+    late = LateChunking.of(request, encoding)
+    if late is not None:
+        form = VectorForm.of(request, card, model.name)
+        card.output(CHUNKS, model.name, "input")
+        answer = partial(late.answer, encoding=encoding, **form._asdict())
+        wanted = WantedOutputs((CHUNKS,), encoding.element_bytes)
+        return EmbeddingsPlan(encoding, wanted, answer, prepare=late.inputs)
     if request.store:
         return _stored(request, model, card)
-    encoding = Encoding.of(request)
     names = _names(request, model, encoding)
+    long = LongTexts.of(request, card, most)
     shown = VectorForm.of(request, card, model.name) if "dense" in names else None
     role = _role(request, model, card)
     outputs = [card.output(name, model.name) for name in names if name != "dense"]
     floats = encoding.format == "float" and "tokens" in names
-    most = MOST_NUMBERS if floats else None
-    wanted = WantedOutputs(names, encoding.element_bytes, request.max_active or 0, most)
+    kept = 0 if long is not None else request.max_active or 0
+    wanted = WantedOutputs(names, encoding.element_bytes, kept, MOST_NUMBERS if floats else None)
 
     def make(found: Sequence[Gathered], about: About) -> EmbeddingAnswer:
+        found = found if long is None else long.joined(found)
         items, vectors = about_inputs(found), None
+        if long is not None:
+            items = [{**item, **long.about(place)} for place, item in enumerate(items)]
         if shown is not None:
             vectors = stacked(found, "dense")[:, : shown.dimensions]
             vectors = normalized(vectors) if shown.normalize else vectors
@@ -200,7 +238,7 @@ def _embeddings(
                 item["embedding"] = item["tokens"].pop("data")
         return json_answer(made, about, items)
 
-    return EmbeddingsPlan(encoding, wanted, make)
+    return EmbeddingsPlan(encoding, wanted, make, prepare=None if long is None else long.inputs)
 
 
 def _role(request: PromptsRequest, model: ServedModel, card: EmbeddingCard) -> str | None:
@@ -304,25 +342,45 @@ def _allowed(card: EmbeddingCard) -> str:
     return " or ".join(map(str, (*card.dimensions, card.size)[-8:]))
 
 
-def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) -> EmbeddingsPlan:
+def _pooled(
+    accepted: Format | None, request: PoolingRequest, model: ServedModel, card: EmbeddingCard
+) -> EmbeddingsPlan:
+    request.encoding_format = request.encoding_format or accepted
     name, asked = _pooling_output(request, model, card), request.use_activation
     if name == "dense":
         normalizes(card, asked, model.name, "use_activation")
     encoding = Encoding.of(request)
     encoding.check_vectors((name,))
     role = _role(request, model, card)
-    if encoding.format == "safetensors":
+    in_file = encoding.format == "safetensors"
+    if in_file and name not in ("dense", "tokens"):
         raise InvalidRequestError(
-            "encoding_format safetensors is of /v1/embeddings, whose `outputs` name what is in it",
+            f"a safetensors file holds vectors, and {_TASKS[name]} gives classes; allowed: float, "
+            "base64",
             param="encoding_format",
         )
-    if name in ("tokens", "token_labels"):
+    if name in ("tokens", "token_labels") and not in_file:
         encoding.check_json()
     floats = encoding.format == "float" and name == "tokens"
     wanted = WantedOutputs((name,), encoding.element_bytes, most=MOST_NUMBERS if floats else None)
 
     def make(found: Sequence[Gathered], about: About) -> EmbeddingAnswer:
         items, about = about_inputs(found), replace(about, kind="pooling")
+        if in_file:
+            dense = stacked(found, name) if name == "dense" else None
+            if dense is not None and (card.normalize if asked is None else asked):
+                dense = normalized(dense)
+            return file_answer(
+                found,
+                dense,
+                [] if name == "dense" else [card.output(name, model.name)],
+                encoding,
+                about,
+                card=card,
+                role=role,
+                normalize=asked,
+                weights_id=model.card.weights_id,
+            )
         if name in ("tokens", "token_labels"):
             output, shown = card.output(name, model.name), []
             for each in found:

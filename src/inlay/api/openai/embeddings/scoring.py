@@ -90,13 +90,21 @@ async def rerank(call: Call) -> None:
 
 
 async def rerank_v2(call: Call) -> None:
-    """As `rerank`, with the metadata that Cohere's clients read."""
-    await rerank_documents(call, await read_request(call, _rerank_decoder, in_rerank), meta=True)
+    """As `rerank`, in Cohere's way: long texts are cut, and the answer has metadata.
+
+    `max_tokens_per_doc` may be beyond the model's limit: its clients send 4,096 to all models.
+    """
+    incoming = await read_request(call, _rerank_decoder, in_rerank)
+    request = incoming.parsed.request
+    if request.auto_truncate is None and request.truncate_prompt_tokens is None:
+        request.auto_truncate = True
+    limit = call.server.model(request.model, Task.SCORE, Task.EMBED).max_len
+    if (request.max_tokens_per_doc or 0) >= limit:
+        request.max_tokens_per_doc = None
+    await rerank_documents(call, incoming, meta=True)
 
 
-async def rerank_documents(
-    call: Call, incoming: ParsedRequest[Any], *, meta: bool = False
-) -> None:
+async def rerank_documents(call: Call, incoming: ParsedRequest[Any], *, meta: bool = False) -> None:
     """Answer a request with `documents`; with `meta` that of `/v2/rerank` too."""
     request: RerankRequest = incoming.parsed.request
     voyage = own_rank_names(request)

@@ -92,7 +92,7 @@ class DocumentFiles:
         self._encoding = Encoding("base64", request.embed_dtype or "float32")
         self._card = card
         self._role = role
-        self._metadata = _bound_to(model) | {"role": role, "model": model.name}
+        self._metadata = bound_to(model) | {"role": role, "model": model.name}
         size = np.dtype(DTYPES[self._encoding.dtype]).itemsize
         self.wanted = WantedOutputs(names, size, request.max_active or 0)
 
@@ -110,13 +110,17 @@ class DocumentFiles:
             name: self._encoding.cast(array)[0] if array.dtype.kind == "f" else array
             for name, array in bundle.items()
         }
-        largest = max(arrays.values(), key=lambda array: array.size)
-        shape = (1, largest.size) if largest.ndim == 1 else (len(largest), largest.shape[1])
-        data = Buffer(write_arrays(arrays, self._metadata))
-        return NewVectors(data, shape, self._encoding.dtype)
+        return new_vectors(arrays, self._metadata, self._encoding.dtype)
 
 
-def _bound_to(model: ServedModel) -> dict[str, str]:
+def new_vectors(arrays: Bundle, metadata: Mapping[str, str], dtype: str) -> NewVectors:
+    """Return the file of one input."""
+    largest = max(arrays.values(), key=lambda array: array.size)
+    shape = (1, largest.size) if largest.ndim == 1 else (len(largest), largest.shape[1])
+    return NewVectors(Buffer(write_arrays(arrays, metadata)), shape, dtype)
+
+
+def bound_to(model: ServedModel) -> dict[str, str]:
     """Return what vectors must share to be compared."""
     adapter = model.adapter
     return {
@@ -129,11 +133,16 @@ async def stored_answer(
     call: Call, files: Sequence[NewVectors], found: Sequence[Gathered], about: About
 ) -> EmbeddingAnswer:
     """Store the files of inputs, and return an answer with their references."""
+    return json_answer(await kept(call, files), about, about_inputs(found))
+
+
+async def kept(call: Call, files: Sequence[NewVectors]) -> list[dict[str, Any]]:
+    """Store files, and return what an answer has of each."""
     store, tenant, hold = store_for(call), call.caller.tenant.id, call.reservation.grow
-    kept = await at_most(
+    stored = await at_most(
         _AT_ONCE, (partial(store.put, tenant, file.data, file, hold=hold) for file in files)
     )
-    shown: list[dict[str, Any]] = [
+    return [
         {
             # OpenAI's clients read it.
             "embedding": [],
@@ -141,9 +150,8 @@ async def stored_answer(
             "num_vectors": one.shape[0],
             "expires_at": None if one.expires_at is None else int(one.expires_at),
         }
-        for one in kept
+        for one in stored
     ]
-    return json_answer(shown, about, about_inputs(found))
 
 
 async def stored_documents(
@@ -190,7 +198,7 @@ async def stored_documents(
 
 def _checked(ref: str, data: Buffer, model: ServedModel, name: str, role: str) -> Bundle:
     arrays, metadata = read_arrays(data.view)
-    for key, value in _bound_to(model).items():
+    for key, value in bound_to(model).items():
         if metadata.get(key) != value:
             raise InvalidRequestError(
                 f"the stored {ref} is of the model `{metadata.get('model')}` with {key} "

@@ -67,6 +67,9 @@ _FIELDS = {
 }
 """Fields of our requests, and those of this API that they come from."""
 
+_POOLING = {"lasttoken": "last_token"}
+"""Its names of pooling, where they are not sentence-transformers'."""
+
 _NUMBER_BYTES = 14
 """Approximate bytes of a number in JSON."""
 
@@ -99,7 +102,9 @@ async def embed_sparse(call: Call) -> None:
 async def first(call: Call) -> None:
     """Answer at `/`: with vectors or classes, whichever the first of these models gives."""
     gives_vectors = Task.EMBED in call.server.model(None, Task.EMBED, Task.SCORE).card.tasks
-    await (embed if gives_vectors else predict)(call)
+    # Requests for the page at the same path are not counted with these.
+    call.route, answer = ("/embed", embed) if gives_vectors else ("/predict", predict)
+    await answer(call)
 
 
 async def similarity(call: Call) -> None:
@@ -216,14 +221,11 @@ async def describe(call: Call) -> None:
         if card.embedding is None or card.is_inner:
             continue
         settings = call.server.settings
-        kind = "embedding" if Task.EMBED in card.tasks else "classifier"
-        if kind == "classifier" and card.embedding.size == 1:
-            kind = "reranker"
         await call.json(
             ServedInfo(
                 model_id=card.name,
                 model_dtype=card.dtype,
-                model_type={kind: {}},
+                model_type=_kind(card.embedding, gives_vectors=Task.EMBED in card.tasks),
                 max_input_length=card.limits.max_model_len,
                 max_client_batch_size=settings.max_embedding_inputs,
                 auto_truncate=settings.truncate_prompt_tokens is not None,
@@ -232,6 +234,21 @@ async def describe(call: Call) -> None:
         )
         return
     raise NotFoundError("no model of this server gives vectors or scores")
+
+
+def _kind(card: EmbeddingCard, *, gives_vectors: bool) -> dict[str, Any]:
+    if not gives_vectors:
+        names = dict(enumerate(card.labels)) or {index: str(index) for index in range(card.size)}
+        labels = {
+            "id2label": {str(index): name for index, name in names.items()},
+            "label2id": {name: index for index, name in names.items()},
+        }
+        return {"reranker" if card.size == 1 else "classifier": labels}
+    first = next(iter(card.outputs), None)
+    if first is not None and first.name == "sparse":
+        return {"embedding": {"pooling": "splade"}}
+    modes = () if first is None else first.pooling
+    return {"embedding": {"pooling": "+".join(_POOLING.get(mode, mode) for mode in modes)}}
 
 
 async def _answer(

@@ -139,10 +139,10 @@ class EncodedRequest(PromptsRequest, kw_only=True):
     """Fields of `/v1/embeddings` and `/pooling` for the encoding of vectors.
 
     Attributes:
-        encoding_format: "float" (when absent, unless `Accept` is application/safetensors): numbers
-            in JSON; "base64": base64 in JSON; "bytes": the body is the vectors one after another,
+        encoding_format: "float" (when absent, unless `Accept` is application/safetensors or
+            application/octet-stream): numbers in JSON; "base64": base64 in JSON; "bytes": the body is the vectors one after another,
             at most 400, described in the header `metadata`; "bytes_only": without the header;
-            "safetensors", of /v1/embeddings: one file with all outputs.
+            "safetensors": one file with all outputs.
         embed_dtype: dtype of base64 and bytes; "float32" when absent, and alone with "float". Of
             dense vectors and tokens also "int8", with a factor for each vector in `scale`, "binary"
             and "ubinary", a bit for each element in integers of 8; these with "float" too.
@@ -160,6 +160,14 @@ class EncodedRequest(PromptsRequest, kw_only=True):
     endianness: Literal["native", "big", "little"] | None = None
 
 
+class ChunkingParams(msgspec.Struct, frozen=True):
+    """Parts of a text."""
+
+    chunk_size: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)], field("tokens of a part.", 128)
+    ]
+
+
 class EmbeddingRequest(EncodedRequest, kw_only=True):
     """A request to `/v1/embeddings`.
 
@@ -173,6 +181,11 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
             is in `embedding`, "sparse", "tokens" and "token_labels" are in fields of their names.
             The model's first when absent.
         max_active: weights that are kept of a sparse vector, the largest; all when absent.
+        split_long_inputs: read a text beyond the model's limit in pieces, and give the outputs of
+            the whole; its item has `pieces`, and `approximate`. False when absent.
+        late_chunking: Jina's field: the texts stand one after another, and each gets the mean of
+            its own positions, of models that pool so. False when absent.
+        late_chunking_params: vLLM's field: the same of parts of each input of `chunk_size` tokens.
         store: keep the outputs of each input, in `embed_dtype`, and answer with its `ref` in their
             place, for /v1/rerank and /v1/score. The role is "document" when absent. False when
             absent.
@@ -196,6 +209,9 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
     max_active: Annotated[Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None, example(256)] = (
         None
     )
+    split_long_inputs: bool | None = None
+    late_chunking: bool | None = None
+    late_chunking_params: ChunkingParams | None = None
     store: bool | None = None
     task: Annotated[str | None, example("retrieval.query")] = None
     output_dimension: Annotated[int | None, example(256)] = None
@@ -287,6 +303,24 @@ class TokenLabel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
 
 
+class Chunk(msgspec.Struct, frozen=True):
+    """A part of a text, in the order of the vectors."""
+
+    token_range: Annotated[tuple[int, int], field("first position and the one behind.", [0, 129])]
+    char_range: Annotated[
+        tuple[int, int] | None, field("characters of the input; null without any.", [0, 540])
+    ]
+
+
+class Chunking(msgspec.Struct, frozen=True):
+    """The parts of a text that have a vector each."""
+
+    strategy: Literal["fixed"]
+    chunk_size: Annotated[int, field("tokens of a part.", 128)]
+    input_tokens: Annotated[int, field("positions of the input.", 300)]
+    chunks: Annotated[list[Chunk], field("the parts.")]
+
+
 class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outputs of one input.
 
@@ -300,6 +334,12 @@ class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         ref: id of the stored outputs, with `store`; `embedding` is empty then.
         num_vectors: vectors that are stored: 1 unless they are of tokens.
         expires_at: Unix time at which they expire unless they are used before; null while pinned.
+        token_range: with `late_chunking`, the positions of the text among those of all.
+        late_chunking: with `late_chunking_params`, the parts whose vectors are in `embedding`.
+        pieces: with `split_long_inputs`, of a text beyond the model's limit, the characters of its
+            pieces.
+        approximate: with `pieces`, true if the dense vector is not that of all positions: the
+            model's is not a mean of them.
         input_tokens: positions that were computed.
         truncated: a part of the input was cut off.
     """
@@ -313,6 +353,10 @@ class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     token_labels: list[TokenLabel] | None = None
     ref: Annotated[str | None, example("pv-...")] = None
     num_vectors: Annotated[int | None, example(177)] = None
+    token_range: Annotated[tuple[int, int] | None, example([0, 12])] = None
+    late_chunking: Chunking | None = None
+    pieces: Annotated[list[tuple[int, int]] | None, example([[0, 2040], [2040, 3100]])] = None
+    approximate: bool | None = None
     expires_at: Annotated[int | None, example(1764000000)] = None
     input_tokens: Annotated[int, example(4)]
     truncated: Annotated[bool, example(False)]

@@ -20,8 +20,7 @@ class ScoringRequest(TextsRequest, kw_only=True):
     Attributes:
         max_tokens_per_query: first tokens of a query that are kept, special tokens not counted,
             fewer than the model's limit; 0 or absent for all.
-        max_tokens_per_doc: first tokens of a document that are kept, special tokens not counted,
-            fewer than the model's limit; 0 or absent for all.
+        max_tokens_per_doc: the same of a document; at /v2/rerank it may be any number.
         use_activation: apply a cross-encoder's activation to its logit; true when absent. Scores of
             embedding models are cosines either way.
         query_prompt_name: name of the embedding model's prompt before each text of the first side;
@@ -135,8 +134,8 @@ class RankingRequest(ScoringRequest, kw_only=True):
     query: Annotated[str | Document, example("a fox")]
     top_n: Annotated[int | None, example(1)] = None
     return_documents: bool | None = None
-    top_k: Annotated[int | None | msgspec.UnsetType, example(1)] = msgspec.UNSET
-    truncation: bool | None | msgspec.UnsetType = msgspec.UNSET
+    top_k: Annotated[int | msgspec.UnsetType | None, example(1)] = msgspec.UNSET
+    truncation: bool | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class RerankRequest(RankingRequest, kw_only=True):

@@ -132,7 +132,9 @@ class ServedInfo(msgspec.Struct, frozen=True, kw_only=True):
     model_id: Annotated[str, field("name of the model.", "bge-m3")]
     model_sha: None = None
     model_dtype: Annotated[str, field("dtype of its weights.", "float32")]
-    model_type: Annotated[dict[str, Any], field("kind of the model.", {"embedding": {}})]
+    model_type: Annotated[
+        dict[str, Any], field("kind of the model.", {"embedding": {"pooling": "mean"}})
+    ]
     max_input_length: Annotated[int, field("positions of an input at most.", 512)]
     max_client_batch_size: Annotated[int, field("inputs of a request at most.", 2048)]
     auto_truncate: Annotated[bool, field("longer inputs are cut unless a request says.", False)]
