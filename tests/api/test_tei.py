@@ -70,12 +70,12 @@ def test_similarities_are_scores(url: str) -> None:
     found = answered(url, "/similarity", inputs=compared)
     ours = answered(url, "/v1/score", text_1=TEXTS[0], text_2=TEXTS)["data"]
     assert found == pytest.approx([one["score"] for one in ours])
-    for inputs, parameters, said in (
-        ({"source_sentence": "", "sentences": TEXTS}, {}, "inputs.source_sentence"),
-        ({"source_sentence": "a", "sentences": []}, {}, "inputs.sentences"),
-        ({"source_sentence": LONG, "sentences": TEXTS}, {}, "maximum context length"),
+    for inputs, said in (
+        ({"source_sentence": "", "sentences": TEXTS}, "inputs.source_sentence"),
+        ({"source_sentence": "a", "sentences": []}, "inputs.sentences"),
+        ({"source_sentence": LONG, "sentences": TEXTS}, "maximum context length"),
     ):
-        response = post(url, "/similarity", inputs=inputs, parameters=parameters)
+        response = post(url, "/similarity", inputs=inputs)
         assert response.status_code == 400
         assert said in response.json()["error"]
     cut = {"truncate": True}

@@ -36,7 +36,7 @@ def file(url: str, **body: Any) -> bytes:
     return post(url, "/v1/embeddings", **asked).content
 
 
-def ranks(url: str, documents: Any, output: str) -> list[tuple[int, float]]:
+def ranks(url: str, documents: Any, output: str) -> list[tuple[int, Any]]:
     body = {"query": QUERY, "documents": documents, "output": output}
     found = post(url, "/v1/rerank", **body).json()["results"]
     return [(one["index"], pytest.approx(one["relevance_score"], rel=1e-4)) for one in found]

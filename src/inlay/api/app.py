@@ -227,7 +227,7 @@ _REST: Routes = (
         EncodeRequest, EncodeResponse, examples={"picture": {"input": examples.PIXEL}}), encode),
     (
         Operation(
-            "POST", "/v1/prompt_embeds", "Store embeddings or an image: a file, or JSON. Or vectors.",
+            "POST", "/v1/prompt_embeds", "Store embeddings, vectors or an image.",
             UploadRequest, Stored, parameters=(parameters.UPLOAD_MODEL,),
             files=(OCTETS, IMAGES + "*", FILE_TYPE.decode()),
         ),

@@ -97,7 +97,7 @@ def _parts(
         scale = arrays[f"{name}.scale"]
         if scale.shape != values.shape[:1] or not (scale > 0).all():
             raise _wrong(f"{name}.scale has not one positive factor for each vector")
-        values = values / scale[:, None]
+        values = (values / scale[:, None]).astype(np.float32)
     if not np.isfinite(values).all():
         raise _wrong(f"{name} has values that are not finite")
     if name == "sparse":

@@ -58,7 +58,9 @@ class EmbedMeta(msgspec.Struct, frozen=True):
     api_version: Annotated[ApiVersion, field("version of this form.")] = ApiVersion()
 
 
-class EmbedResponse(msgspec.Struct, frozen=True, kw_only=True):
+class EmbedResponse(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="response_type", tag="embeddings_by_type"
+):
     """The response of `/v2/embed`."""
 
     id: Annotated[str, field("id of this answer.", "embed-5d0f")]
@@ -68,14 +70,14 @@ class EmbedResponse(msgspec.Struct, frozen=True, kw_only=True):
     ]
     texts: Annotated[list[str], field("as the request had them.", ["a red fox"])]
     meta: Annotated[EmbedMeta, field("what was read.")]
-    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
 
 
-class EmbedFloatsResponse(msgspec.Struct, frozen=True, kw_only=True):
+class EmbedFloatsResponse(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="response_type", tag="embeddings_floats"
+):
     """The response of `/v1/embed` where no types are asked for."""
 
     id: Annotated[str, field("id of this answer.", "embed-5d0f")]
     embeddings: Annotated[Any, field("vectors of the texts, in their order.", [[0.12, -0.07]])]
     texts: Annotated[list[str], field("as the request had them.", ["a red fox"])]
     meta: Annotated[EmbedMeta, field("what was read.")]
-    response_type: Literal["embeddings_floats"] = "embeddings_floats"

@@ -140,9 +140,9 @@ class EncodedRequest(PromptsRequest, kw_only=True):
 
     Attributes:
         encoding_format: "float" (when absent, unless `Accept` is application/safetensors or
-            application/octet-stream): numbers in JSON; "base64": base64 in JSON; "bytes": the body is the vectors one after another,
-            at most 400, described in the header `metadata`; "bytes_only": without the header;
-            "safetensors": one file with all outputs.
+            application/octet-stream): numbers in JSON; "base64": base64 in JSON; "bytes": the body
+            is the vectors one after another, at most 400, described in the header `metadata`;
+            "bytes_only": without the header; "safetensors": one file with all outputs.
         embed_dtype: dtype of base64 and bytes; "float32" when absent, and alone with "float". Of
             dense vectors and tokens also "int8", with a factor for each vector in `scale`, "binary"
             and "ubinary", a bit for each element in integers of 8; these with "float" too.

@@ -164,7 +164,7 @@ class RerankUsage(msgspec.Struct, frozen=True):
 
 
 class SearchUnits(msgspec.Struct, frozen=True):
-    """What Cohere counts of a rerank."""
+    """Search units, by which Cohere bills reranks."""
 
     search_units: Annotated[int, field("hundreds of documents, rounded up.", 1)]
 

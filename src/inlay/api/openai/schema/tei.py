@@ -48,7 +48,13 @@ class ComparedInputs(msgspec.Struct):
 
 
 class SimilarityOptions(msgspec.Struct):
-    """Options of `/similarity`, as of `/embed`."""
+    """Options of `/similarity`.
+
+    Attributes:
+        truncate: cut what is longer than the model reads; when absent the server's default.
+        truncation_direction: side that is cut; "Right" when absent.
+        prompt_name: prompt of the model before each text.
+    """
 
     truncate: bool | None = None
     truncation_direction: Direction | None = None
@@ -64,7 +70,7 @@ class SimilarityRequest(InputsRequest, kw_only=True):
     """
 
     inputs: ComparedInputs
-    parameters: SimilarityOptions | None = None
+    parameters: Annotated[SimilarityOptions | None, example({"truncate": True})] = None
 
 
 class PredictRequest(InputsOfTei, kw_only=True):
