@@ -103,7 +103,12 @@ def test_the_description_covers_every_route_and_resolves(url: str) -> None:
     assert bodies == {
         "/v1/completions": {"application/json", "multipart/form-data"},
         "/v1/chat/completions": {"application/json", "multipart/form-data"},
-        "/v1/prompt_embeds": {"application/json", "application/octet-stream", "image/*"},
+        "/v1/prompt_embeds": {
+            "application/json",
+            "application/octet-stream",
+            "application/safetensors",
+            "image/*",
+        },
         "/tokenize": {"application/json"},
     }
 

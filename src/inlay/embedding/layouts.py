@@ -97,6 +97,8 @@ def read(directory: Path, modules: Sequence[Any], said: Mapping[str, Any]) -> Em
 def _routed(directory: Path, router: _Module, said: Mapping[str, Any]) -> EmbeddingLayout:
     """Return the layout of a `Router`: documents by the model, queries by weights of ids."""
     config = object_of(router.path / "router_config.json") or router.config
+    if not config:
+        raise _unsupported(directory, [router.kind])
     kinds = {str(id_): str(kind).rpartition(".")[2] for id_, kind in config["types"].items()}
     routes: dict[str, list[_Module]] = {}
     for role, ids in config["structure"].items():
@@ -219,7 +221,7 @@ def _unsupported(directory: Path, kinds: Sequence[str]) -> InvalidRequestError:
     return InvalidRequestError(
         f"{directory} is made of {', '.join(kinds)}; served are Transformer, Pooling, any "
         "number of Dense, and Normalize, in this order; Transformer and SpladePooling; "
-        "Transformer and LogitScore; and "
+        "Transformer and LogitScore; a Router with its router_config.json; and "
         "Transformer, Dense, MultiVectorMask and Normalize of token_embeddings"
     )
 

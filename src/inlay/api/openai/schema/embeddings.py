@@ -211,7 +211,7 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
     )
     split_long_inputs: bool | None = None
     late_chunking: bool | None = None
-    late_chunking_params: ChunkingParams | None = None
+    late_chunking_params: Annotated[ChunkingParams | None, example({"chunk_size": 128})] = None
     store: bool | None = None
     task: Annotated[str | None, example("retrieval.query")] = None
     output_dimension: Annotated[int | None, example(256)] = None

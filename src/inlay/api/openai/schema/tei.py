@@ -58,7 +58,7 @@ class SimilarityOptions(msgspec.Struct):
 
     truncate: bool | None = None
     truncation_direction: Direction | None = None
-    prompt_name: str | None = None
+    prompt_name: Annotated[str | None, example("query")] = None
 
 
 class SimilarityRequest(InputsRequest, kw_only=True):
@@ -69,7 +69,10 @@ class SimilarityRequest(InputsRequest, kw_only=True):
         parameters: truncation, and the prompt before all texts.
     """
 
-    inputs: ComparedInputs
+    inputs: Annotated[
+        ComparedInputs,
+        example({"source_sentence": "a fox", "sentences": ["a stone", "an animal"]}),
+    ]
     parameters: Annotated[SimilarityOptions | None, example({"truncate": True})] = None
 
 
