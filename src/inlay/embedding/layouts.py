@@ -97,7 +97,7 @@ def read(directory: Path, modules: Sequence[Any], said: Mapping[str, Any]) -> Em
 def _routed(directory: Path, router: _Module, said: Mapping[str, Any]) -> EmbeddingLayout:
     """Return the layout of a `Router`: documents by the model, queries by weights of ids."""
     config = object_of(router.path / "router_config.json") or router.config
-    if not config:
+    if not {"types", "structure"} <= {*config}:
         raise _unsupported(directory, [router.kind])
     kinds = {str(id_): str(kind).rpartition(".")[2] for id_, kind in config["types"].items()}
     routes: dict[str, list[_Module]] = {}
