@@ -140,7 +140,7 @@ def test_langchain_embeds_and_ranks(server: Served) -> None:
     wanted = [n for n, _ in order(server)]
     ranks: list[Any] = [
         CohereRerank(model="m", cohere_api_key=KEY, base_url=server.url, top_n=3),
-        VoyageAIRerank(model="m", voyageai_api_key=KEY, base_url=server.v1, top_k=3),
+        VoyageAIRerank(model="m", api_key=KEY, base_url=server.v1, top_k=3),
     ]
     for rank in ranks:
         found = rank.compress_documents(documents, QUERY)
@@ -204,17 +204,3 @@ def test_haystack_embeds_and_ranks(server: Served) -> None:
     for ranker in rankers:
         ranked = ranker.run(query=QUERY, documents=documents)["documents"]
         assert [(TEXTS.index(one.content), one.score) for one in ranked] == order(server)
-
-
-def test_a_client_of_text_embeddings_inference_asks_its_routes(
-    server: Served, pairs: Served
-) -> None:
-    from tei_client import HttpClient
-
-    client = HttpClient(server.url)
-    assert client.health()
-    close(client.embed(TEXTS), vectors(server, None))
-    assert len(client.embed_all(TEXTS[0])[0]) > 3
-    scorer = HttpClient(pairs.url)
-    ranked = scorer.rerank(QUERY, TEXTS)
-    assert [(one.index, one.score) for one in ranked] == order(pairs)

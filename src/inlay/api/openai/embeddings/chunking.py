@@ -70,7 +70,7 @@ class LateChunking:
     size: int
 
     @classmethod
-    def of(cls, request: EmbeddingRequest, encoding: Encoding) -> "LateChunking | None":
+    def of(cls, request: EmbeddingRequest) -> "LateChunking | None":
         """Return what a request asks for.
 
         Raises `InvalidRequestError` for fields that do not go together.
@@ -85,7 +85,6 @@ class LateChunking:
                     f"{param} gives one vector of each part, so {name} does not go with it",
                     param=name,
                 )
-        encoding.check_json()
         return cls(params.chunk_size if params else 0)
 
     def inputs(self, given: Inputs) -> Inputs:

@@ -185,16 +185,17 @@ def _embeddings(
 ) -> EmbeddingsPlan:
     own_names(request)
     request.encoding_format = request.encoding_format or accepted
+    late = LateChunking.of(request)
+    if request.store:
+        return _stored(request, model, card)
     encoding = Encoding.of(request)
-    late = LateChunking.of(request, encoding)
     if late is not None:
+        encoding.check_json()
         form = VectorForm.of(request, card, model.name)
         card.output(CHUNKS, model.name, "input")
         answer = partial(late.answer, encoding=encoding, **form._asdict())
         wanted = WantedOutputs((CHUNKS,), encoding.element_bytes)
         return EmbeddingsPlan(encoding, wanted, answer, prepare=late.inputs)
-    if request.store:
-        return _stored(request, model, card)
     names = _names(request, model, encoding)
     long = LongTexts.of(request, card, most)
     shown = VectorForm.of(request, card, model.name) if "dense" in names else None
