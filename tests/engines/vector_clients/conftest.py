@@ -1,5 +1,6 @@
 """Models that servers are started with; they are made where torch is, in inlay's environment."""
 
+import gc
 import json
 import os
 import subprocess
@@ -39,3 +40,10 @@ def models() -> Iterator[dict[str, str]]:
         made.stdin.close()
         made.wait(60)
         made.stdout.close()
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    """Have connections that clients leave open warn in the test that they are of."""
+    yield
+    gc.collect()
