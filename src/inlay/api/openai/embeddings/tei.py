@@ -121,7 +121,7 @@ async def similarity(call: Call) -> None:
         cache_salt=asked.cache_salt,
         priority=asked.priority,
     )
-    with _own_fields():
+    with own_names(_FIELDS):
         scores, _, _ = await scored(
             call,
             ParsedRequest(Parsed(request, {}), incoming.size, ()),
