@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inlay.tensors.blocks import TYPES, dequantise, is_finite
+from inlay.tensors.blocks import TYPES, dequantise, is_finite, largest
 from tests.tensors.make_blocks import BLOCKS
 
 
@@ -23,6 +23,21 @@ def test_values_do_not_depend_on_the_blocks_beside_them(name: str) -> None:
     rows = dequantise(name, np.tile(raw, times), (times, len(golden["values"])))
     assert kind.size(rows.shape) == times * len(raw)
     assert (rows == rows[0]).all()
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_largest_magnitude_is_that_of_all_values(name: str) -> None:
+    """Over several parts, the largest in the first, between, and in the last."""
+    kind, golden = TYPES[name], np.load(BLOCKS / f"{name}.npz")
+    blocks = golden["raw"].reshape(-1, kind.nbytes)
+    tops = np.abs(golden["values"].reshape(len(blocks), -1)).max(1)
+    most, least = int(tops.argmax()), int(tops.argmin())
+    many = np.repeat(blocks[[least]], (1 << 19) // kind.elements + 1, 0)
+    assert largest(name, many) == tops[least]
+    for place in (0, len(many) // 2, len(many) - 1):
+        one = many.copy()
+        one[place] = blocks[most]
+        assert largest(name, one) == tops[most]
 
 
 @pytest.mark.parametrize("name", [name for name, kind in TYPES.items() if kind.halves])

@@ -41,6 +41,7 @@ class BlockType:
         elements: of a block.
         nbytes: of a block.
         halves: where the float16 scales of a block are.
+        factors: the largest magnitudes that those are multiplied with.
         fill: writes the values of blocks into [blocks, elements].
     """
 
@@ -49,6 +50,7 @@ class BlockType:
     elements: int
     nbytes: int
     halves: tuple[int, ...]
+    factors: tuple[int, ...]
     fill: Callable[[Bytes, Floats], None]
 
     def size(self, shape: tuple[int, ...]) -> int:
@@ -89,6 +91,27 @@ def is_finite(type: str, raw: Raw) -> bool:
     if not kind.halves:
         return kind.elements > 1 or bool(np.isfinite(dequantise(type, raw, (len(blocks),))).all())
     return all(bool(np.isfinite(_half(blocks, at)).all()) for at in kind.halves)
+
+
+def largest(type: str, raw: Raw, least: float = 0.0) -> float:
+    """The largest magnitude of the values of blocks, or `least` if none is above it.
+
+    Only blocks whose scales allow more than what was found before are dequantised.
+    """
+    kind = TYPES[type]
+    blocks = _blocks(kind, raw)
+    found, step = least, max(1, _CHUNK // kind.elements)
+    for start in range(0, len(blocks), step):
+        part = blocks[start : start + step]
+        if kind.halves:
+            bound = np.zeros(len(part), np.float32)
+            for at, factor in zip(kind.halves, kind.factors, strict=True):
+                # More by what roundings of float32 may add.
+                bound += np.abs(_half(part, at)[:, 0]) * np.float32(factor * (1 + 1e-6))
+            part = part[~(bound <= found)]
+        values = dequantise(type, part, (*part.shape[:1], kind.elements))
+        found = max(found, float(np.abs(values).max(initial=0)))
+    return found
 
 
 def _blocks(kind: BlockType, raw: Raw) -> Bytes:
@@ -235,20 +258,20 @@ def _mxfp4(blocks: Bytes, out: Floats) -> None:
 TYPES: dict[str, BlockType] = {
     name: BlockType(name, *facts)
     for name, facts in {
-        "F32": (0, 1, 4, (), _f32),
-        "F16": (1, 1, 2, (), _f16),
-        "BF16": (30, 1, 2, (), _bf16),
-        "Q4_0": (2, 32, 18, (0,), _q4_0),
-        "Q4_1": (3, 32, 20, (0, 2), _q4_1),
-        "Q5_0": (6, 32, 22, (0,), _q5_0),
-        "Q5_1": (7, 32, 24, (0, 2), _q5_1),
-        "Q8_0": (8, 32, 34, (0,), _q8_0),
-        "Q4_K": (12, 256, 144, (0, 2), _q4_k),
-        "Q5_K": (13, 256, 176, (0, 2), _q5_k),
-        "Q6_K": (14, 256, 210, (208,), _q6_k),
-        "IQ4_NL": (20, 32, 18, (0,), _iq4_nl),
-        "IQ4_XS": (23, 256, 136, (0,), _iq4_xs),
-        "MXFP4": (39, 32, 17, (), _mxfp4),
+        "F32": (0, 1, 4, (), (), _f32),
+        "F16": (1, 1, 2, (), (), _f16),
+        "BF16": (30, 1, 2, (), (), _bf16),
+        "Q4_0": (2, 32, 18, (0,), (8,), _q4_0),
+        "Q4_1": (3, 32, 20, (0, 2), (15, 1), _q4_1),
+        "Q5_0": (6, 32, 22, (0,), (16,), _q5_0),
+        "Q5_1": (7, 32, 24, (0, 2), (31, 1), _q5_1),
+        "Q8_0": (8, 32, 34, (0,), (128,), _q8_0),
+        "Q4_K": (12, 256, 144, (0, 2), (63 * 15, 63), _q4_k),
+        "Q5_K": (13, 256, 176, (0, 2), (63 * 31, 63), _q5_k),
+        "Q6_K": (14, 256, 210, (208,), (128 * 32,), _q6_k),
+        "IQ4_NL": (20, 32, 18, (0,), (127,), _iq4_nl),
+        "IQ4_XS": (23, 256, 136, (0,), (32 * 127,), _iq4_xs),
+        "MXFP4": (39, 32, 17, (), (), _mxfp4),
     }.items()
 }
 """The types that are read, by name."""

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from inlay.base.errors import InvalidRequestError
 from inlay.base.user_cache import user_cache
-from inlay.tensors.blocks import Bytes, Floats, dequantise, is_finite
+from inlay.tensors.blocks import TYPES, Bytes, Floats, dequantise, is_finite
 from inlay.tensors.gguf import GgufFile, is_gguf, read_bytes
 from inlay.tensors.gguf_config import Named, architecture_of, config_of, named_tensors
 from inlay.tensors.gguf_tokenizer import GgufTokenizer
@@ -148,20 +148,30 @@ def _stored(named: Named, file: GgufFile, config: dict[str, Any]) -> StoredTenso
     )  # fmt: skip
 
 
-def read_blocks(tensor: StoredTensor) -> Bytes:
+def not_finite(tensor: StoredTensor) -> InvalidRequestError:
+    """The error for a tensor whose scales or values are not all numbers."""
+    return InvalidRequestError(
+        f"{tensor.file} cannot be served: tensor {tensor.name} has scales or values that are "
+        "infinite or no numbers"
+    )
+
+
+def read_blocks(tensor: StoredTensor, *, halves: bool = True) -> Bytes:
     """The blocks of a tensor in GGUF, rows in the model's order, [rows, bytes of a row].
 
     A vector is one row; `shift` is not undone.
+
+    Args:
+        tensor: the tensor.
+        halves: check scales that are float16; False where the caller does.
 
     Raises:
         InvalidRequestError: it cannot be read, or a scale is infinite or no number.
     """
     raw = np.frombuffer(read_bytes(tensor.file, tensor.offset, tensor.nbytes), np.uint8)
-    if not is_finite(tensor.dtype, raw):
-        raise InvalidRequestError(
-            f"{tensor.file} cannot be served: tensor {tensor.name} has scales or values that are "
-            "infinite or no numbers"
-        )
+    checks = halves or not TYPES[tensor.dtype].halves
+    if checks and not is_finite(tensor.dtype, raw):
+        raise not_finite(tensor)
     rows = tensor.shape[0] if len(tensor.shape) > 1 or tensor.paired_heads else 1
     blocks = raw.reshape(rows, -1)
     if tensor.paired_heads:

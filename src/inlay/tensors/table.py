@@ -15,7 +15,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.blocks import TYPES, dequantise
+from inlay.tensors.blocks import TYPES, dequantise, largest
 from inlay.tensors.checkpoint import config_of, stored_tensors
 from inlay.tensors.gguf import is_gguf, read_bytes
 from inlay.tensors.stored import StoredTensor
@@ -86,6 +86,16 @@ class _Mapped:
             end = self._tensor.offset + stop * row_bytes
             self._map.madvise(mmap.MADV_DONTNEED, low, end - low)
 
+    def largest(self, start: int, stop: int, least: float) -> float:
+        """Return the largest magnitude of rows, or `least` if none is above it."""
+        found = least
+        for rows in self.chunk(start, stop):
+            # Clearing the sign bit orders finite floats as integers: no cast of the whole table to
+            # a wider type.
+            bits = rows.view(f"u{rows.dtype.itemsize}") & (2 ** (8 * rows.dtype.itemsize - 1) - 1)
+            found = max(found, float(np.array(bits.max()).view(rows.dtype)))
+        return found
+
 
 class _Blocks:
     """A table in a GGUF file, of which only the rows asked for are read; values are float32."""
@@ -99,15 +109,18 @@ class _Blocks:
         return dequantise(self._tensor.dtype, raw, (len(index), self._tensor.shape[1]))
 
     def raw(self, index: int) -> bytes:
-        return self._read(index, 1)
+        return bytes(self._read(index, 1))
 
     def chunk(self, start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
         raw = self._read(start, stop - start)
         yield dequantise(self._tensor.dtype, raw, (stop - start, self._tensor.shape[1]))
 
-    def _read(self, start: int, count: int) -> bytes:
+    def largest(self, start: int, stop: int, least: float) -> float:
+        return largest(self._tensor.dtype, self._read(start, stop - start), least)
+
+    def _read(self, start: int, count: int) -> bytearray:
         offset = self._tensor.offset + start * self._row_bytes
-        return bytes(read_bytes(self._tensor.file, offset, count * self._row_bytes))
+        return read_bytes(self._tensor.file, offset, count * self._row_bytes)
 
 
 class EmbeddingTable:
@@ -233,20 +246,21 @@ class EmbeddingTable:
         Each chunk is valid until the next is asked for: its pages are then given back to the
         system.
         """
+        for start, stop in self._spans():
+            for rows in self._source.chunk(start, stop):
+                yield start, rows
+
+    def _spans(self) -> Iterator[tuple[int, int]]:
         step = max(1, _CHUNK_BYTES // (self.shape[1] * self._dtype.itemsize))
         for start in range(0, self.shape[0], step):
-            for rows in self._source.chunk(start, min(self.shape[0], start + step)):
-                yield start, rows
+            yield start, min(self.shape[0], start + step)
 
     def abs_max(self) -> float:
         """The largest absolute value in the table, after the scale. Reads the whole table once."""
-        largest = 0.0
-        for _, rows in self.chunks():
-            # Clearing the sign bit orders finite floats as integers: no cast of the whole table to
-            # a wider type.
-            bits = rows.view(f"u{rows.dtype.itemsize}") & (2 ** (8 * rows.dtype.itemsize - 1) - 1)
-            largest = max(largest, float(np.array(bits.max()).view(rows.dtype)))
-        return largest * self.scale
+        found = 0.0
+        for span in self._spans():
+            found = self._source.largest(*span, found)
+        return found * self.scale
 
 
 def _may_be_table(name: str) -> bool:

@@ -20,7 +20,7 @@ from inlay.engine.torch.weights.quantised.scheme import scheme_of
 from inlay.tensors.blocks import TYPES, dequantise
 from inlay.tensors.checkpoint import config_of, stored_tensors
 from inlay.tensors.gguf import is_gguf
-from inlay.tensors.gguf_model import read_blocks, read_values, types_in
+from inlay.tensors.gguf_model import not_finite, read_blocks, read_values, types_in
 from inlay.tensors.stored import StoredTensor
 
 _CHUNK = 1 << 22
@@ -140,8 +140,11 @@ class _Weight:
             and index is ...
             and native.serves(type_, shape[1])
         ):
-            blocks = torch.from_numpy(read_blocks(self.tensor))
-            return self.kept.add(BlockWeight.of(native, type_, blocks, *shape))
+            blocks = torch.from_numpy(read_blocks(self.tensor, halves=False))
+            try:
+                return self.kept.add(BlockWeight.of(native, type_, blocks, *shape))
+            except ValueError as error:
+                raise not_finite(self.tensor) from error
         return dense(self.tensor, self.dtype)[index]
 
 
