@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.weights.fused import FusedGated
+from inlay.engine.torch.weights.fused import FusedAttention, FusedGated
 from inlay.engine.torch.weights.linear import RotaryTable
 from inlay.engine.torch.weights.linear_methods import LinearMethod, QuantisedLinear
 from tests.numbers import heads
@@ -165,7 +165,8 @@ def _biases(into: Seeding, most: int | None) -> None:
 
 def _gated(into: Seeding, most: int | None) -> None:
     """Exchange gates and ups."""
-    pairs = [each._gate_up for each in into.whole.modules() if isinstance(each, FusedGated)]
+    fused = [each for each in into.whole.modules() if isinstance(each, FusedGated)]
+    pairs: list[nn.Module] = [each.gate_up for each in fused]
     for module in into.whole.modules():
         part = getattr(module, "gate_proj", None)
         whole = getattr(part, "whole", None) or getattr(module, "gate_up_proj", None)
@@ -187,7 +188,7 @@ def _activation(
                 gate, up = pair.chunk(2, -1)
                 return function(gate) * up
 
-            into.put(module, "_multiply", multiply)
+            into.put(module, "multiply", multiply)
         name = type(module).__name__.lower()
         is_one = any(each in name for each in which) and not list(module.children())
         if is_one and "multiply" not in name:
@@ -307,9 +308,13 @@ def _fill_all(into: Seeding, name: str, value: Callable[[Tensor], Tensor]) -> No
             into.fill(weight, value(weight))
 
 
+def _fused_norms(module: nn.Module) -> tuple[Tensor, ...]:
+    return (module.norms or ()) if isinstance(module, FusedAttention) else ()
+
+
 def _exchange_head_norms(into: Seeding) -> None:
     for module in into.whole.modules():
-        pair = getattr(module, "_norms", None) or tuple(
+        pair: tuple[Tensor | None, ...] = _fused_norms(module) or tuple(
             getattr(getattr(module, name, None), "weight", None) for name in ("q_norm", "k_norm")
         )
         if isinstance(pair[0], Tensor) and isinstance(pair[1], Tensor):
@@ -320,7 +325,7 @@ def _exchange_head_norms(into: Seeding) -> None:
 
 def _no_head_norms(into: Seeding) -> None:
     for module in into.whole.modules():
-        for norm in getattr(module, "_norms", None) or ():
+        for norm in _fused_norms(module):
             into.fill(norm, torch.ones_like(norm))
     for name in ("q_norm", "k_norm"):
         _fill_all(into, name, torch.ones_like)

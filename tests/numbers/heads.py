@@ -81,9 +81,9 @@ def neighbours(into: Seeding) -> None:
         order = torch.cat([torch.arange(0, size, 2), torch.arange(1, size, 2)])
         for module in layer.modules():
             if isinstance(module, FusedAttention):
-                count = size * (module._query_heads + shape.num_heads)
-                into.after(module._project, _ordered(order, count))
-                weights = module._norms or ()
+                count = size * (module.query_heads + shape.num_heads)
+                into.after(module.project, _ordered(order, count))
+                weights = module.norms or ()
             elif hasattr(module, "k_proj"):
                 for part in (module.q_proj, module.k_proj):
                     into.after(part, _ordered(order))

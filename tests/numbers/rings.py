@@ -23,10 +23,10 @@ from tests.numbers.distance import load
 from tests.numbers.faults import FAULTS
 
 _PARTS = {
-    "_project": ("q_proj", "k_proj", "v_proj"),
-    "_gate_up": ("gate_proj", "up_proj"),
-    "_out": ("o_proj",),
-    "_down": ("down_proj",),
+    "project": ("q_proj", "k_proj", "v_proj"),
+    "gate_up": ("gate_proj", "up_proj"),
+    "out": ("o_proj",),
+    "down": ("down_proj",),
 }
 """Modules of the original whose outputs a product of a fused layer has."""
 

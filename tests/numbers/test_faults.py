@@ -244,7 +244,7 @@ def test_the_check_at_start_sees_them_as_a_whole_or_in_the_layer_that_has_them(f
 
 
 def _other_scoring(**values: Any) -> Callable[[Seeding, Any], None]:
-    return lambda into, one: into.put(one, "_scoring", one._scoring._replace(**values))
+    return lambda into, one: into.put(one, "scoring", one.scoring._replace(**values))
 
 
 def _keys_for_values(_: Tensor, found: Tensor) -> Tensor:
@@ -259,14 +259,14 @@ KEYS = 2 * 16
 OF_FUSED_ATTENTION: dict[str, Callable[[Seeding, Any], None]] = {
     "scores 1.41 times as large": _other_scoring(scaling=1.41 / 16**0.5),
     "a window where there is none": _other_scoring(window=4),
-    "keys for values": lambda into, one: into.after(one._project, _keys_for_values),
+    "keys for values": lambda into, one: into.after(one.project, _keys_for_values),
     "the norm of queries for keys": lambda into, one: (
-        into.put(one, "_norms", one._norms[:1] * 2) if one._norms else None
+        into.put(one, "norms", one.norms[:1] * 2) if one.norms else None
     ),
-    "an epsilon of 1": lambda into, one: into.put(one, "_eps", 1.0) if one._norms else None,
-    "pages of another layer": lambda into, one: into.put(one, "_layer", one._layer - 1),
+    "an epsilon of 1": lambda into, one: into.put(one, "eps", 1.0) if one.norms else None,
+    "pages of another layer": lambda into, one: into.put(one, "layer", one.layer - 1),
     "outputs of another head": lambda into, one: into.before(
-        one._out, lambda found: found.roll(16, -1)
+        one.out, lambda found: found.roll(16, -1)
     ),
 }
 
@@ -288,7 +288,7 @@ def test_each_fault_of_one_fused_attention_shows_in_its_layer(family: str) -> No
             at = into.middle - (name == "pages of another layer")
             assert wrong == [at] * bool(into.changed), (name, layers)
             made += into.changed
-    assert made == len(OF_FUSED_ATTENTION) - 2 * (fused[0]._norms is None)
+    assert made == len(OF_FUSED_ATTENTION) - 2 * (fused[0].norms is None)
 
 
 @pytest.mark.slow

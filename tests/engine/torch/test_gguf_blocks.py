@@ -16,11 +16,15 @@ from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.native.integers import integers
+from inlay.engine.torch.self_check.modules import ModuleCheck
+from inlay.engine.torch.weights.joint import JointBody
 from inlay.engine.torch.weights.linear import FusedPart
 from inlay.engine.torch.weights.linear_methods import BlockLinear
+from inlay.engine.torch.weights.quantised.blocks import BlockWeight
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
 from inlay.engine.weights import weights_form, weights_id
 from inlay.messages.prompt import Buffer, Rows, Segment, Tokens
+from inlay.tensors.blocks import TYPES
 from inlay.tensors.checkpoint import checkpoint_of
 from inlay.tensors.table import EmbeddingTable
 from tests.gguf_models import gguf_of, llama_in_blocks, tensors_of
@@ -100,10 +104,10 @@ def test_matrices_of_one_input_and_of_different_types_are_one_product(
     model = load(mixed, self_check="strict")
     (layer, *_) = model.decoder_layers
     attention: Any = layer.self_attn
-    parts = getattr(attention, "_project", None) or attention.v_proj
+    parts = getattr(attention, "project", None) or attention.v_proj
     product = parts.whole if isinstance(parts, FusedPart) else parts
     assert isinstance(product, BlockLinear)
-    assert len(product._weight.parts) == 3
+    assert len(product.weight.parts) == 3
     assert model.self_check is not None
     assert model.self_check.result == "passed"
 
@@ -130,3 +134,52 @@ def test_eight_bits_are_refused_where_there_are_no_blocks(file: Path, tmp_path: 
         assert load(path).activations == ""
         with pytest.raises(InvalidRequestError, match=r"int8: the weights of .* not in blocks"):
             load(path, activations="int8")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_in_one_native_call_give_the_bits_of_their_modules(file: Path, dtype: str) -> None:
+    """Prompts and steps that decode, one sequence and several; a hook has modules run alone."""
+    joint, apart = load(file, dtype=dtype), load(file, dtype=dtype)
+    assert isinstance(joint._body, JointBody)
+    ran: list[object] = []
+    apart.decoder_layers[0].register_forward_hook(lambda *_: ran.append(None))
+    found = [_steps(model) for model in (joint, apart)]
+    assert len(ran) == len(found[0])
+    assert joint._body._plan is not None
+    assert all(map(torch.equal, *found))
+
+
+def _steps(model: CausalModel) -> list[torch.Tensor]:
+    """Logits of two prompts together, of each one's next token, and of one more alone."""
+    pages = model.new_pages(8, 16)
+    found, runs = [], [[PageRun(range(1, 5))], [PageRun(range(5, 9))]]
+    for first, end, places in ((0, 20, (0, 1)), (20, 21, (0, 1)), (21, 24, (1,))):
+        items = [
+            BatchItem([(first, Tokens(IDS[first:end]))], first, end - first, runs[place], 1)
+            for place in places
+        ]
+        found.append(model.forward(Batch.pack(items, 16), pages))
+    return found
+
+
+def test_a_wrong_product_with_blocks_is_found_in_its_sample_of_rows(file: Path) -> None:
+    """The first rows, the middle and the last: what is not sampled has no kernel of its own."""
+    native = integers()
+    assert native is not None
+    blocks = torch.from_numpy(np.random.default_rng(1).integers(0, 60, (1000, 34), np.uint8))
+    weight = BlockWeight.of(native, TYPES["Q8_0"].number, blocks, 1000, 32)
+    assert set(weight.sample().tolist()) == {*range(64), *range(500, 564), *range(936, 1000)}
+    product = BlockLinear(weight, None)
+    for row, right in ((0, False), (63, False), (530, False), (999, False), (300, True)):
+
+        def wrong(x: torch.Tensor, row: int = row) -> torch.Tensor:
+            found: torch.Tensor = product(x)
+            return found.index_fill(-1, torch.tensor(row), 0.0)
+
+        def expected(x: torch.Tensor) -> torch.Tensor:
+            return weight.product(x, None, weight.sample())
+
+        check = ModuleCheck()
+        assert (
+            check.agrees(["a"], 32, torch.empty(0), wrong, expected, only=weight.sample()) is right
+        )

@@ -53,6 +53,7 @@ from inlay.engine.torch.weights.families import (
 from inlay.engine.torch.weights.fused import fuse, fuse_on_gpu
 from inlay.engine.torch.weights.gguf import block_products
 from inlay.engine.torch.weights.invariance import make_invariant
+from inlay.engine.torch.weights.joint import joint
 from inlay.engine.torch.weights.latent import keep_latent
 from inlay.engine.torch.weights.linear import accelerate, least_rows
 from inlay.engine.torch.weights.media_families import ImageFamily
@@ -175,6 +176,7 @@ class CausalModel:
             fuse(model, self.layers, native, check)
         elif (on_gpu := kernels_on(model.device)) is not None:
             fuse_on_gpu(model, self.layers, on_gpu, check)
+        self._body = joint(model.base_model, native)
         if self.batch_invariant and (reason := make_invariant(model, native, group)) is not None:
             if batch_invariant:
                 raise InvalidRequestError(f"--batch-invariant: {reason}", param="batch_invariant")
@@ -387,7 +389,7 @@ class CausalModel:
             if batch.features is not None:
                 more |= inner_features(batch, batch.features, padding)
             with self._adapted(batch, padding):
-                hidden: Tensor = self._model.base_model(
+                hidden: Tensor = self._body(
                     inputs_embeds=F.pad(self.inputs(batch), (0, 0, 0, padding))[None],
                     position_ids=positions,
                     use_cache=False,

@@ -16,7 +16,11 @@ from inlay.engine.torch.windows import Chunk, Window
 
 
 class NativeAttention:
-    """A `PagedAttention` that can also start from a `Projection`, in one pass."""
+    """A `PagedAttention` that can also start from a `Projection`, in one pass.
+
+    Attributes:
+        pages: keys and values.
+    """
 
     def __init__(
         self,
@@ -30,7 +34,7 @@ class NativeAttention:
         """Prepare attention for `batch`; `invariant` as in `AttentionShape`."""
         self._invariant = invariant
         self._batch = batch
-        self._pages = pages
+        self.pages = pages
         self._workspace = workspace
         self._kernels = kernels
         self._slots = batch.slots.unbind()
@@ -40,8 +44,8 @@ class NativeAttention:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         """Attend as `PagedAttention.attend` does."""
-        slots = self._slots[self._pages.groups[layer]]
-        self._pages.write(layer, slots, key[:, : len(slots)], value[:, : len(slots)])
+        slots = self.slots(layer)
+        self.pages.write(layer, slots, key[:, : len(slots)], value[:, : len(slots)])
         return self._attend(layer, query.transpose(0, 1), scoring)
 
     def attend_projected(self, layer: int, projection: Projection, scoring: Scoring) -> Tensor:
@@ -52,36 +56,45 @@ class NativeAttention:
             projection.sine,
             projection.norms,
             projection.eps,
-            self._slots[self._pages.groups[layer]],
-            self._pages.keys[layer],
-            self._pages.values[layer],
+            self.slots(layer),
+            self.pages.keys[layer],
+            self.pages.values[layer],
             projection.query_heads,
         )
         return self._attend(layer, query, scoring)
 
     def _attend(self, layer: int, query: Tensor, scoring: Scoring) -> Tensor:
         """Attend with queries [T, Q, D]."""
-        keys, values = self._pages.keys[layer], self._pages.values[layer]
+        keys, values = self.pages.keys[layer], self.pages.values[layer]
         out = query.new_empty(query.shape[0], query.shape[1], values.shape[3])
         out[len(self._slots[0]) :] = 0
-        kind = (self._pages.groups[layer], scoring.window)
-        if kind not in self._shapes:
-            self._shapes[kind] = self._shape(*kind)
         sinks = None if scoring.sinks is None else scoring.sinks.float()
         self._kernels.paged_attention(
             out,
             query,
             keys,
             values,
-            self._shapes[kind],
+            self.shape(layer, scoring.window),
             scoring.scaling,
             scoring.softcap or 0.0,
             sinks,
-            self._scratch,
+            self.scratch,
         )
         return out
 
-    def _scratch(self, size: int) -> Tensor:
+    def slots(self, layer: int) -> Tensor:
+        """Return where the batch's keys and values of a layer go, [stored] int64."""
+        return self._slots[self.pages.groups[layer]]
+
+    def shape(self, layer: int, window: Window) -> AttentionShape:
+        """Return what the kernel is told of the batch, for a layer with that window."""
+        kind = (self.pages.groups[layer], window)
+        if kind not in self._shapes:
+            self._shapes[kind] = self._shape(*kind)
+        return self._shapes[kind]
+
+    def scratch(self, size: int) -> Tensor:
+        """Return memory of so many bytes, until it is asked for again."""
         return self._workspace.take("attention", (size,), torch.empty(0, dtype=torch.uint8))
 
     def _shape(self, group: int, window: Window) -> AttentionShape:

@@ -1,7 +1,7 @@
 """Products in integers with weights in GGUF's blocks (`integers.cpp`)."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inlay.engine.torch.native.build import load
-from inlay.engine.torch.native.calls import functions, integer, pointer, structure
+from inlay.engine.torch.native.calls import Functions, functions, integer, pointer, structure
 
 SHARED = 32
 """Inputs of a row that share a scale when it is quantised."""
@@ -104,37 +104,58 @@ class Integers:
         """
         return self.multiplier(parts, bias)(x)
 
-    def multiplier(
-        self, parts: Sequence[IntegerPanels], bias: Tensor | None
-    ) -> Callable[[Tensor], Tensor]:
-        """Return the product with matrices one below another: [..., inputs] to [..., outputs].
-
-        The rows of x, float32 or bfloat16, are quantised as by `quantised`. What a row gives has
-        the same bits whatever the number of rows and threads.
+    def multiplier(self, parts: Sequence[IntegerPanels], bias: Tensor | None) -> "BlockProduct":
+        """Return the product with matrices one below another.
 
         Args:
             parts: matrices of the same inputs.
             bias: [outputs of all parts] in the dtype of x, contiguous.
         """
-        inputs, outputs, count = parts[0].inputs, sum(part.outputs for part in parts), len(parts)
-        given = (_IntegerPart * count)(
+        return BlockProduct(self._product, parts, bias)
+
+
+class BlockProduct:
+    """A product with matrices one below another: [..., inputs] to [..., outputs].
+
+    The rows of x, float32 or bfloat16, are quantised as by `quantised`. What a row gives has the
+    same bits whatever the number of rows and threads.
+
+    Attributes:
+        inputs: of each part.
+        outputs: of all parts.
+    """
+
+    def __init__(
+        self, kernels: Functions, parts: Sequence[IntegerPanels], bias: Tensor | None
+    ) -> None:
+        self.outputs = sum(part.outputs for part in parts)
+        self._kernels = kernels
+        self.inputs, self._count = parts[0].inputs, len(parts)
+        self._parts = (_IntegerPart * len(parts))(
             *(_IntegerPart(part.data.data_ptr(), part.outputs, part.type) for part in parts)
         )
-        # Held by the function below, as the memory is only pointed to.
-        kept = (given, tuple(parts), bias)
-        at, bias_at = ctypes.addressof(given), None if bias is None else bias.data_ptr()
+        # Held, as their memory is only pointed to.
+        self._kept = (*parts, bias)
+        self._bias_at = None if bias is None else bias.data_ptr()
 
-        def multiply(x: Tensor, _: object = kept) -> Tensor:
-            x = x.contiguous()
-            out = x.new_empty((*x.shape[:-1], outputs))
-            call = _IntegerProduct(
-                x.data_ptr(), at, bias_at, out.data_ptr(), x.numel() // inputs, inputs, outputs,
-                count, torch.get_num_threads(),
-            )  # fmt: skip
-            self._product[x.dtype](ctypes.byref(call))
-            return out
+    def kernel(self, dtype: torch.dtype) -> int | None:
+        """Return the address of the kernel that takes `call`."""
+        return ctypes.cast(self._kernels[dtype], pointer).value
 
-        return multiply
+    def call(self, x: Tensor, out: Tensor) -> ctypes.Structure:
+        """Return the kernel's argument, for `x` and `out` that are contiguous, and kept."""
+        return _IntegerProduct(
+            x.data_ptr(), ctypes.addressof(self._parts), self._bias_at, out.data_ptr(),
+            x.numel() // self.inputs, self.inputs, self.outputs, self._count,
+            torch.get_num_threads(),
+        )  # fmt: skip
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply."""
+        x = x.contiguous()
+        out = x.new_empty((*x.shape[:-1], self.outputs))
+        self._kernels[x.dtype](ctypes.byref(self.call(x, out)))
+        return out
 
 
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,9 @@ namespace {
 // Rows from which several threads are worth their start.
 constexpr int64_t WORTH_THREADS = 16;
 
+// Not inlined: compilers may order sums otherwise in each place.
 template <typename T>
-void normalise(T* out, const T* x, const float* weight, float eps, int64_t size) {
+__attribute__((noinline)) void normalise(T* out, const T* x, const float* weight, float eps, int64_t size) {
     float squares = 0;
     for (int64_t i = 0; i < size; i++) squares += load(x[i]) * load(x[i]);
     const float factor = 1.0f / std::sqrt(squares / size + eps);
@@ -40,6 +41,28 @@ struct Prepare {
     int64_t positions, stored, query_heads, heads, size, rotated, slots_per_head;
     float eps;
     int32_t threads;
+};
+
+struct AddAndNorm {
+    void* x;            // [T, C], to which `addend` is added
+    const void* addend;  // [T, C] or null
+    const float* weight;  // [C]
+    void* out;           // [T, C], the norm of the sum
+    int64_t rows, size;
+    float eps;
+};
+
+struct Gate {
+    const void* gate_up;  // [T, 2 I]
+    void* out;            // [T, I]
+    int64_t rows, size;
+    int32_t threads;
+};
+
+// A kernel that takes a pointer, and what it is to be given.
+struct Call {
+    void (*kernel)(const void*);
+    const void* argument;
 };
 
 }  // extern "C"
@@ -110,6 +133,22 @@ void silu_and_multiply(T* out, const T* gate_up, int64_t rows, int64_t size, int
     }
 }
 
+template <typename T>
+void add_and_norm(const AddAndNorm& a) {
+    for (int64_t t = 0; t < a.rows; t++) {
+        T* x = static_cast<T*>(a.x) + t * a.size;
+        const T* addend = static_cast<const T*>(a.addend) + t * a.size;
+        if (a.addend)
+            for (int64_t i = 0; i < a.size; i++) store(x + i, load(x[i]) + load(addend[i]));
+        normalise(static_cast<T*>(a.out) + t * a.size, x, a.weight, a.eps, a.size);
+    }
+}
+
+template <typename T>
+void gate(const Gate& a) {
+    silu_and_multiply(static_cast<T*>(a.out), static_cast<const T*>(a.gate_up), a.rows, a.size, a.threads);
+}
+
 // Floats by their bits: float32 as int32_t, bfloat16 as int16_t.
 template <typename I>
 constexpr I INFINITE = sizeof(I) == 4 ? 0x7f800000 : 0x7f80;
@@ -178,6 +217,15 @@ void inlay_finite_bfloat16(bool* out, const int16_t* x, int64_t rows, int64_t si
 
 void inlay_prepare_float32(const Prepare* a) { prepare<float>(*a); }
 void inlay_prepare_bfloat16(const Prepare* a) { prepare<bf16>(*a); }
+
+void inlay_add_and_norm_float32(const AddAndNorm* a) { add_and_norm<float>(*a); }
+void inlay_add_and_norm_bfloat16(const AddAndNorm* a) { add_and_norm<bf16>(*a); }
+void inlay_gate_float32(const Gate* a) { gate<float>(*a); }
+void inlay_gate_bfloat16(const Gate* a) { gate<bf16>(*a); }
+
+void inlay_run(const Call* calls, int64_t count) {
+    for (int64_t i = 0; i < count; i++) calls[i].kernel(calls[i].argument);
+}
 
 void inlay_rms_norm_float32(
     void* out, const void* x, const float* weight, float eps, int64_t rows, int64_t size, int32_t threads) {

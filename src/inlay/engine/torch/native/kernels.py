@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,18 @@ _Adapt = structure(
     slots=pointer, count=integer, parts=integer, rank=integer, inputs=integer,
     outputs=integer, threads=ctypes.c_int32,
 )  # fmt: skip
+
+_AddAndNorm = structure(
+    "_AddAndNorm", x=pointer, addend=pointer, weight=pointer, out=pointer, rows=integer,
+    size=integer, eps=number,
+)  # fmt: skip
+
+_Gate = structure(
+    "_Gate", gate_up=pointer, out=pointer, rows=integer, size=integer, threads=ctypes.c_int32
+)
+
+Call = structure("Call", kernel=pointer, argument=pointer)
+"""A kernel, and the address of the structure that it takes."""
 
 _LIBRARIES = ("kernels", "products", "adapters", "quantised", "attention")
 
@@ -98,6 +110,14 @@ class Kernels:
             library, "silu_and_multiply", pointer, pointer, integer, integer, ctypes.c_int32
         )
 
+        self._by_name = {
+            "attention": self._attention,
+            "prepare": self._prepare,
+            "add_and_norm": functions(library, "add_and_norm", pointer),
+            "gate": functions(library, "gate", pointer),
+        }
+        self._run = library.inlay_run
+        self._run.argtypes, self._run.restype = (pointer, integer), None
         by_row = (pointer, pointer, integer, integer, ctypes.c_int32)
         self._argmax = functions(library, "argmax", *by_row)
         self._finite = functions(library, "finite", *by_row)
@@ -142,8 +162,29 @@ class Kernels:
             sinks: [Q] float32, one more score of each head, whose value is zero; None for none.
             scratch: gives memory of so many bytes until the call returns.
         """
+        call = self.attention_call(out, query, keys, values, shape, scaling, softcap, sinks)
+        memory = scratch(self.attention_bytes(query.dtype, call))
+        call.workspace = memory.data_ptr()
+        self._attention[query.dtype](ctypes.byref(call))
+
+    def attention_bytes(self, dtype: torch.dtype, call: ctypes.Structure) -> int:
+        """Return the bytes of the workspace of `attention_call`."""
+        return int(self._attention_bytes[dtype](ctypes.byref(call)))
+
+    @staticmethod
+    def attention_call(
+        out: Tensor,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        shape: AttentionShape,
+        scaling: float,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Any:
+        """Return what "attention" takes, without `workspace`; as `paged_attention`."""
         heads, num_pages, page_size, key_size = keys.shape
-        call = _PagedAttention(
+        return _PagedAttention(
             query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
             shape.block_table.data_ptr(), shape.spans.data_ptr(), shape.rows.data_ptr(),
             shape.counts.data_ptr(), shape.contexts.data_ptr(), shape.ends.data_ptr(),
@@ -153,9 +194,14 @@ class Kernels:
             values.stride(2), shape.window, scaling, softcap, torch.get_num_threads(),
             shape.invariant,
         )  # fmt: skip
-        memory = scratch(self._attention_bytes[query.dtype](ctypes.byref(call)))
-        call.workspace = memory.data_ptr()
-        self._attention[query.dtype](ctypes.byref(call))
+
+    def kernel(self, name: str, dtype: torch.dtype) -> int | None:
+        """Return the address of a kernel that takes one structure."""
+        return ctypes.cast(self._by_name[name][dtype], pointer).value
+
+    def run(self, calls: "ctypes.Array[ctypes.Structure]") -> None:
+        """Run calls one after another."""
+        self._run(ctypes.addressof(calls), len(calls))
 
     def argmax(self, rows: Tensor) -> Tensor:
         """Return the first maximum of each of `rows` [S, V], contiguous; NaN is the largest.
@@ -259,18 +305,47 @@ class Kernels:
         Returns:
             The queries [T, Q, D].
         """
+        query = projected.new_empty(projected.shape[0], query_heads, keys.shape[3])
+        call = self.prepare_call(projected, cosine, sine, norms, eps, slots, keys, values, query)
+        self._prepare[projected.dtype](ctypes.byref(call))
+        return query
+
+    @staticmethod
+    def prepare_call(
+        projected: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        norms: "tuple[Tensor, Tensor] | None",
+        eps: float,
+        slots: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        query: Tensor,
+    ) -> ctypes.Structure:
+        """Return what "prepare" takes; arguments as of `prepare`; `query` [T, Q, D] is written."""
         heads, num_pages, page_size, size = keys.shape
-        positions = projected.shape[0]
-        query = projected.new_empty(positions, query_heads, size)
-        call = _Prepare(
+        return _Prepare(
             projected.data_ptr(), cosine.data_ptr(), sine.data_ptr(),
             None if norms is None else norms[0].data_ptr(),
             None if norms is None else norms[1].data_ptr(), slots.data_ptr(), query.data_ptr(),
-            keys.data_ptr(), values.data_ptr(), positions, len(slots), query_heads, heads, size,
-            cosine.shape[-1], num_pages * page_size, eps, torch.get_num_threads(),
+            keys.data_ptr(), values.data_ptr(), projected.shape[0], len(slots), query.shape[1],
+            heads, size, cosine.shape[-1], num_pages * page_size, eps, torch.get_num_threads(),
         )  # fmt: skip
-        self._prepare[projected.dtype](ctypes.byref(call))
-        return query
+
+    @staticmethod
+    def norm_call(
+        x: Tensor, addend: Tensor | None, weight: Tensor, eps: float, out: Tensor
+    ) -> ctypes.Structure:
+        """Return what "add_and_norm" takes: `addend` is added to `x` [T, C], the sum normed."""
+        return _AddAndNorm(
+            x.data_ptr(), None if addend is None else addend.data_ptr(), weight.data_ptr(),
+            out.data_ptr(), *x.shape, eps,
+        )  # fmt: skip
+
+    @staticmethod
+    def gate_call(gate_up: Tensor, out: Tensor) -> ctypes.Structure:
+        """Return what "gate" takes; as `silu_and_multiply`, to `out`."""
+        return _Gate(gate_up.data_ptr(), out.data_ptr(), *out.shape, torch.get_num_threads())
 
 
 @cache

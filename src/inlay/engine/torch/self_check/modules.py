@@ -15,6 +15,10 @@ _logger = logging.getLogger(__name__)
 _SLOPE = 2**-9
 """Largest relative difference of a typical element from the original: rounding has none."""
 
+_MADE, _MADE_FOR_BLOCKS = 24, 8
+"""Rows of made inputs; sums of products with blocks are of integers, and as many rows are one step
+of theirs."""
+
 Compute = Callable[[Tensor], Tensor]
 
 Kept = Mapping[str, tuple[Tensor, Tensor]]
@@ -77,6 +81,7 @@ class ModuleCheck:
         *,
         roundings: int = 1,
         whole: str | None = None,
+        only: Tensor | None = None,
     ) -> bool:
         """Return True if `found` computes what `expected` does, rounded otherwise.
 
@@ -90,6 +95,8 @@ class ModuleCheck:
             roundings: of its intermediate results too, one after another.
             whole: path of one module that `found` replaces, which gets the input that `paths` have,
                 and whose output is not theirs.
+            only: outputs that `expected` gives, int64, where the model's own pass gave none; None
+                for all.
         """
         name = paths[0] if whole is None else whole
         if whole is None and len(paths) > 1:
@@ -99,12 +106,15 @@ class ModuleCheck:
         if self.known is not None:
             return name not in self.known
         with torch.inference_mode():
-            rows = self._rows(paths, size, like)
+            rows = self._rows(paths, size, like, _MADE if only is None else _MADE_FOR_BLOCKS)
             own = found(rows.given)
             wanted = self._wanted(rows, own) if whole is None else None
+            compared = found
             if wanted is None:
                 wanted = expected(rows.given)
-            differences = _differences(found, rows.given, own, wanted)
+                if only is not None:
+                    own, compared = own[..., only], lambda x: found(x)[..., only]
+            differences = _differences(compared, rows.given, own, wanted)
             bounds = [roundings * TOLERANCE[like.dtype], _SLOPE]
             if rows.summed and self._shares is not None:
                 adding, wanted = self._shares.adding(found), torch.cat([*rows.outputs], -1)
@@ -126,7 +136,7 @@ class ModuleCheck:
         )  # fmt: skip
         return False
 
-    def _rows(self, paths: Sequence[str], size: int, like: Tensor) -> _Rows:
+    def _rows(self, paths: Sequence[str], size: int, like: Tensor, made: int) -> _Rows:
         kept = [rows for path in paths if (rows := self._kept_of(path, like)) is not None]
         if kept:
             given, outputs = kept[0][0], [found for _, found in kept]
@@ -134,7 +144,7 @@ class ModuleCheck:
                 return _Rows(given, outputs)
             if self._shares is not None and given.shape[1] == size * self._shares.size:
                 return _Rows(self._shares.part(given), outputs, summed=True)
-        return _Rows(_made(size, like))
+        return _Rows(_made(made, size, like))
 
     def _kept_of(self, path: str, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return what the module of the whole model was given, in the dtype of `like`, and gave."""
@@ -162,10 +172,10 @@ def _differences(found: Compute, given: Tensor, own: Tensor, wanted: Tensor) -> 
     return [error, _slope(own, wanted)]
 
 
-def _made(size: int, like: Tensor) -> Tensor:
-    """Return made inputs [24, size]: random, with two loud channels as trained models have."""
+def _made(count: int, size: int, like: Tensor) -> Tensor:
+    """Return made inputs [count, size]: random, with two loud channels as trained models have."""
     generator = torch.Generator().manual_seed(size)
-    rows = torch.randn(24, size, generator=generator)
+    rows = torch.randn(count, size, generator=generator)
     rows[:, [size // 3, size // 2]] *= 50
     return rows.to(like)
 

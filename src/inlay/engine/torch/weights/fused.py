@@ -78,25 +78,32 @@ _GATED_ROUNDINGS = 3
 
 
 class FusedAttention(nn.Module):
-    """Replacement of an attention module, built from its parts."""
+    """Replacement of an attention module, built from its parts.
+
+    Attributes:
+        project: computes queries, keys and values.
+        out: computes the output from what was attended.
+        layer: its number.
+        scoring, norms, eps, query_heads: as in `Projection` and `PagedAttention.attend`.
+    """
 
     def __init__(self, module: Any, product: nn.Module, shape: LayerShape) -> None:
         """Take the parts of `module`; `product` computes queries, keys and values."""
         super().__init__()
         kind = type(module).__name__
-        self._project = product
-        self._out = module.dense if kind == "PhiAttention" else module.o_proj
-        self._layer: int = module.layer_idx
+        self.project = product
+        self.out = module.dense if kind == "PhiAttention" else module.o_proj
+        self.layer: int = module.layer_idx
         softcap = module.attn_logit_softcapping if kind == "Gemma2Attention" else None
         sinks: Tensor | None = getattr(module, "sinks", None)
-        self._scoring = Scoring(module.scaling, shape.window, softcap, sinks)
-        self._query_heads: int = shape.num_heads * module.num_key_value_groups
+        self.scoring = Scoring(module.scaling, shape.window, softcap, sinks)
+        self.query_heads: int = shape.num_heads * module.num_key_value_groups
         # Cosines of GPT-OSS are of one half.
         self._halves = 2 if kind == "GptOssAttention" else 1
         query_norm: Any = getattr(module, "q_norm", None)
         key_norm: Any = getattr(module, "k_norm", None)
-        self._norms = None if query_norm is None else (query_norm.weight, key_norm.weight)
-        self._eps = 0.0 if query_norm is None else query_norm.eps
+        self.norms = None if query_norm is None else (query_norm.weight, key_norm.weight)
+        self.eps = 0.0 if query_norm is None else query_norm.eps
 
     def forward(
         self,
@@ -108,33 +115,39 @@ class FusedAttention(nn.Module):
         """Compute as the original module: [1, T, C] to [1, T, C]."""
         cosine, sine = position_embeddings
         projection = Projection(
-            self._project(hidden_states)[0],
+            self.project(hidden_states)[0],
             cosine[0],
             sine[0],
-            self._norms,
-            self._eps,
-            self._query_heads,
+            self.norms,
+            self.eps,
+            self.query_heads,
             self._halves * cosine.shape[-1],
         )
-        found = paged.attend_projected(self._layer, projection, self._scoring)
-        return self._out(found.flatten(1)[None]), None
+        found = paged.attend_projected(self.layer, projection, self.scoring)
+        return self.out(found.flatten(1)[None]), None
 
 
 class FusedGated(nn.Module):
-    """Replacement of a gated layer, built from its parts."""
+    """Replacement of a gated layer, built from its parts.
+
+    Attributes:
+        gate_up: computes gates and ups, which `multiply` joins.
+        multiply: likewise.
+        down: computes the output.
+    """
 
     def __init__(
         self, module: Any, product: nn.Module, multiply: Callable[[Tensor], Tensor]
     ) -> None:
         """Take the parts of `module`; `product` has gates and ups, which `multiply` joins."""
         super().__init__()
-        self._gate_up = product
-        self._down = module.down_proj
-        self._multiply = multiply
+        self.gate_up = product
+        self.down = module.down_proj
+        self.multiply = multiply
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., C] to [..., C]."""
-        found: Tensor = self._down(self._multiply(self._gate_up(x)))
+        found: Tensor = self.down(self.multiply(self.gate_up(x)))
         return found
 
 

@@ -240,11 +240,19 @@ class _Swap(NamedTuple):
     def _agrees(
         self, places: Sequence[str], linears: Sequence[nn.Linear], product: nn.Module
     ) -> bool:
+        # To dequantise all rows of blocks takes longer than to read them.
+        blocks = product if isinstance(product, BlockLinear) else None
+        only = None if blocks is None else blocks.weight.sample()
+
         def separate(x: Tensor) -> Tensor:
+            if blocks is not None:
+                return blocks.weight.product(x, blocks.bias, only)
             return torch.cat([self._plain([linear])(x) for linear in linears], -1)
 
         first = linears[0]
-        return self.check.agrees(places, first.in_features, first.weight, product, separate)
+        return self.check.agrees(
+            places, first.in_features, first.weight, product, separate, only=only
+        )
 
     def _adapted(
         self, path: str, names: Sequence[str], linears: Sequence[nn.Linear], product: LinearMethod

@@ -182,23 +182,28 @@ class QuantisedLinear(LinearMethod):
 
 
 class BlockLinear(LinearMethod):
-    """A linear layer whose weight stays in GGUF's blocks; activations are rounded to eight bits."""
+    """A linear layer whose weight stays in GGUF's blocks; activations are rounded to eight bits.
+
+    Attributes:
+        weight: the matrix.
+        native: the product with it; None for one by its definition.
+    """
 
     def __init__(self, weight: BlockWeight, bias: Tensor | None, *, plain: bool = False) -> None:
         """Keep `weight`; `plain`: multiply by its definition, without native products."""
         super().__init__()
-        self._weight = weight
+        self.weight = weight
         self._bias = None if bias is None else bias.detach().contiguous()
         self.nbytes = weight.nbytes
-        self._multiply = None if plain else weight.native.multiplier(weight.parts, self._bias)
+        self.native = None if plain else weight.native.multiplier(weight.parts, self._bias)
         self.native_rows = 0 if plain else ALL_ROWS
         self.invariant = not plain
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., in] to [..., out]."""
-        if self._multiply is None:
-            return self._weight.product(x, self._bias)
-        return self._multiply(x)
+        if self.native is None:
+            return self.weight.product(x, self._bias)
+        return self.native(x)
 
 
 def differ(found: Tensor, expected: Tensor, outputs: Tensor | None = None) -> float:

@@ -13,6 +13,9 @@ from inlay.engine.torch.native.integers import IntegerPanels, Integers, quantise
 _ROWS = 8192
 """Rows of a matrix that are dequantised at a time."""
 
+_SAMPLED = 64
+"""Rows that products of few rows take at a time; three such runs of a matrix are a sample of it."""
+
 
 @dataclass(frozen=True, eq=False)
 class BlockWeight:
@@ -68,14 +71,40 @@ class BlockWeight:
         (part,) = self.parts
         return self.native.rows(part, ids)
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply [..., I] by the definition, in float32: [..., O], in the dtype of `x`."""
+    def sample(self) -> Tensor:
+        """Return rows to compare, int64: of each part the first, the middle and the last ones."""
+        first, found = 0, []
+        for part in self.parts:
+            ids = torch.arange(part.outputs)
+            if part.outputs > 3 * _SAMPLED:
+                middle = part.outputs // 2
+                runs = ids[:_SAMPLED], ids[middle : middle + _SAMPLED], ids[-_SAMPLED:]
+                ids = torch.cat(runs)
+            found.append(first + ids)
+            first += part.outputs
+        return torch.cat(found)
+
+    def product(self, x: Tensor, bias: Tensor | None, only: Tensor | None = None) -> Tensor:
+        """Multiply [..., I] by the definition, in float32: [..., O], in the dtype of `x`.
+
+        Args:
+            x: the input.
+            bias: [O], or None.
+            only: ascending rows of the matrix, int64 [K]: gives [..., K].
+        """
         codes, scales = quantised(x)
         given = (codes * scales[..., None]).flatten(-2)
-        found = [
-            F.linear(given, self.native.rows(part, ids))
-            for part in self.parts
-            for ids in torch.split(torch.arange(part.outputs), _ROWS)
-        ]
+        first, found = 0, []
+        for part in self.parts:
+            ids = torch.arange(first, first + part.outputs)
+            if only is not None:
+                ids = only[(only >= first) & (only < first + part.outputs)]
+            found += [
+                F.linear(given, self.native.rows(part, run - first))
+                for run in torch.split(ids, _ROWS)
+            ]
+            first += part.outputs
         whole = torch.cat(found, -1)
-        return (whole if bias is None else whole + bias).to(x.dtype)
+        if bias is not None:
+            whole += bias if only is None else bias[only]
+        return whole.to(x.dtype)

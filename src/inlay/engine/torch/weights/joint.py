@@ -1,0 +1,186 @@
+"""All layers of a Llama-like model as one list of native calls, for few positions on a CPU.
+
+Beside the weights that stream through the caches, what Python and torch do between two products
+costs more than what they compute. The kernels are those that the modules call, in their order, so
+the bits are the modules'.
+"""
+
+from ctypes import addressof
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from inlay.engine.torch.attention.native import NativeAttention
+from inlay.engine.torch.native import Kernels
+from inlay.engine.torch.native.integers import BlockProduct
+from inlay.engine.torch.native.kernels import Call
+from inlay.engine.torch.weights.fused import FusedAttention, FusedGated
+from inlay.engine.torch.weights.linear import RMSNorm
+from inlay.engine.torch.weights.linear_methods import BlockLinear
+
+_BODIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"})
+"""transformers modules: layers of x + attention(norm(x)) and x + gated(norm(x)), and a norm."""
+
+_MOST = 64
+"""Positions of a step; for more, what is saved is little."""
+
+_CALLS, _PREPARE = 9, 2
+"""Calls of a layer, and which of them prepares attention, which follows it."""
+
+
+class Found(NamedTuple):
+    """Output of a body.
+
+    Attributes:
+        last_hidden_state: [1, T, C], after the last norm.
+    """
+
+    last_hidden_state: Tensor
+
+
+class _Layer(NamedTuple):
+    """A layer: its norms, attention, and products, of which the last two are of its gated part."""
+
+    first: RMSNorm
+    attention: FusedAttention
+    second: RMSNorm
+    products: list[BlockProduct]
+
+
+class JointBody:
+    """The body of a model, of which a step of few positions is one native call."""
+
+    def __init__(self, body: Any, kernels: Kernels, layers: list[_Layer]) -> None:
+        """Take `layers`, which are those of `body`."""
+        self._body, self._kernels, self._layers = body, kernels, layers
+        self._watched: list[nn.Module] = [body]
+        for layer in body.layers:
+            self._watched += [layer, layer.self_attn, layer.mlp]
+        self._plan: _Plan | None = None
+
+    def __call__(
+        self, *, inputs_embeds: Tensor, position_ids: Tensor, paged: Any, **more: Any
+    ) -> Any:
+        """Compute as the body: [1, T, C] to an output with `last_hidden_state`."""
+        rows = inputs_embeds.shape[1]
+        if not (
+            type(paged) is NativeAttention
+            and rows == len(paged.slots(0)) <= _MOST
+            and more.keys() <= {"use_cache"}
+            and not any(each._forward_hooks or each._forward_pre_hooks for each in self._watched)
+        ):
+            return self._body(
+                inputs_embeds=inputs_embeds, position_ids=position_ids, paged=paged, **more
+            )
+        if self._plan is None or self._plan.kind != (rows, torch.get_num_threads()):
+            self._plan = _Plan(self._kernels, self._layers, self._body.norm, inputs_embeds[0])
+        cosine, sine = self._body.rotary_emb(inputs_embeds, position_ids)
+        return Found(self._plan.run(inputs_embeds[0], cosine[0], sine[0], paged)[None])
+
+
+class _Plan:
+    """The calls of a step, in memory of their own.
+
+    Attributes:
+        kind: positions of the step, and threads.
+    """
+
+    def __init__(self, kernels: Kernels, layers: list[_Layer], last: RMSNorm, like: Tensor) -> None:
+        """Prepare calls for inputs [T, C] of the shape and dtype of `like`."""
+        self.kind = len(like), torch.get_num_threads()
+        self._kernels, self._layers, self._dtype = kernels, layers, like.dtype
+        project, out, gate_up, _ = layers[0].products
+        heads = layers[0].attention.query_heads
+
+        def memory(*shape: int) -> Tensor:
+            return like.new_empty(len(like), *shape)
+
+        self._x, normed, change = (memory(like.shape[1]) for _ in range(3))
+        self._projected, gates = memory(project.outputs), memory(gate_up.outputs)
+        self._query, self._attended = (memory(heads, out.inputs // heads) for _ in range(2))
+        gated = memory(gate_up.outputs // 2)
+        pairs = (
+            (normed, self._projected),
+            (self._attended, change),
+            (normed, gates),
+            (gated, change),
+        )
+        # Those that depend on the batch are put in place by `run`.
+        calls: list[tuple[int | None, Any]] = []
+        addend = None
+        for layer in layers:
+            first, second, third, fourth = (
+                (product.kernel(like.dtype), product.call(*pair))
+                for product, pair in zip(layer.products, pairs, strict=True)
+            )
+            calls += [self._norm(layer.first, addend, normed), first]
+            calls += [self._named("prepare", None), self._named("attention", None), second]
+            calls += [self._norm(layer.second, change, normed), third]
+            calls += [self._named("gate", kernels.gate_call(gates, gated)), fourth]
+            addend = change
+        calls.append(self._norm(last, change, normed))
+        # Held, as their memory is only pointed to.
+        self._kept = calls, normed, change, gates, gated
+        self._last = calls[-1][1]
+        self._calls = (Call * len(calls))(
+            *(Call(kernel, None if call is None else addressof(call)) for kernel, call in calls)
+        )
+
+    def _named(self, name: str, call: Any) -> tuple[int | None, Any]:
+        return self._kernels.kernel(name, self._dtype), call
+
+    def _norm(self, norm: RMSNorm, addend: Tensor | None, out: Tensor) -> tuple[int | None, Any]:
+        call = self._kernels.norm_call(self._x, addend, norm.weight, norm.eps, out)
+        return self._named("add_and_norm", call)
+
+    def run(self, x: Tensor, cosine: Tensor, sine: Tensor, paged: NativeAttention) -> Tensor:
+        """Compute [T, C] to [T, C]; `cosine` and `sine` as in `Projection`."""
+        self._x.copy_(x)
+        out = torch.empty_like(self._x)
+        self._last.out = out.data_ptr()
+        kernels, pages = self._kernels, paged.pages
+        made, sizes = [], dict[int, int]()
+        for attention in (layer.attention for layer in self._layers):
+            keys, values = pages.keys[attention.layer], pages.values[attention.layer]
+            scoring = attention.scoring
+            shape = paged.shape(attention.layer, scoring.window)
+            prepare = kernels.prepare_call(
+                self._projected, cosine, sine, attention.norms, attention.eps,
+                paged.slots(attention.layer), keys, values, self._query,
+            )  # fmt: skip
+            attend = kernels.attention_call(
+                self._attended, self._query, keys, values, shape, scoring.scaling,
+                scoring.softcap or 0.0, scoring.sinks,
+            )  # fmt: skip
+            if id(shape) not in sizes:
+                sizes[id(shape)] = kernels.attention_bytes(self._dtype, attend)
+            made.append((prepare, attend))
+        workspace = paged.scratch(max(sizes.values())).data_ptr()
+        for number, (prepare, attend) in enumerate(made):
+            attend.workspace = workspace
+            at = _CALLS * number + _PREPARE
+            self._calls[at].argument, self._calls[at + 1].argument = (
+                addressof(prepare), addressof(attend),
+            )  # fmt: skip
+        kernels.run(self._calls)
+        return out
+
+
+def joint(body: Any, kernels: Kernels | None) -> Any:
+    """Return what computes as `body`: in one native call where its layers are known, or itself."""
+    if kernels is None or type(body).__name__ not in _BODIES:
+        return body
+    layers = []
+    for layer in body.layers:
+        attention, gated = layer.self_attn, layer.mlp
+        if not (isinstance(attention, FusedAttention) and isinstance(gated, FusedGated)):
+            return body
+        norms = layer.input_layernorm, layer.post_attention_layernorm
+        linears = attention.project, attention.out, gated.gate_up, gated.down
+        products = [each.native for each in linears if isinstance(each, BlockLinear)]
+        found = [product for product in products if product is not None]
+        if len(found) < len(linears) or not all(isinstance(norm, RMSNorm) for norm in norms):
+            return body
+        layers.append(_Layer(norms[0], attention, norms[1], found))
+    return JointBody(body, kernels, layers) if isinstance(body.norm, RMSNorm) else body
