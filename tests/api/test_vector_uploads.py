@@ -80,6 +80,8 @@ def test_factors_of_int8_are_undone(url: str) -> None:
         ({"dense": np.ones((3, 5), np.float32)}, {}, "dense has the shape"),
         ({"dense": np.full((3, 1), np.nan, np.float32)}, {}, "not finite"),
         ({"dense": np.ones((3, 1), np.bool_)}, {}, "dense has no numbers"),
+        ({"dense": np.array(1, np.float32)}, {}, "dense has the shape"),
+        ({"tokens.offsets": np.array(1, np.int64)}, {}, "tokens.offsets are not where"),
         ({"dense": None, "sparse.values": None, "tokens": None}, {}, "it has none of"),
         ({"tokens.offsets": np.array([0, 3], np.int64)}, {}, "tokens.offsets are not where"),
         ({"tokens.offsets": np.array([0, 9, 2, 3], np.int64)}, {}, "tokens.offsets are not where"),
@@ -113,3 +115,12 @@ def test_what_is_no_file_is_refused(url: str) -> None:
         )
         assert answer.status_code == 400, answer.text
         assert "no file of vectors" in answer.json()["error"]["message"]
+
+
+def test_more_inputs_than_a_request_may_have_are_refused(url: str) -> None:
+    whole = read_vectors(file(url))
+    arrays = dict(whole.arrays)
+    arrays["tokens.offsets"] = np.zeros(100_000, np.int64)
+    data = write_arrays(arrays, whole.metadata)
+    with pytest.raises(InvalidRequestError, match="over 2048 inputs"):
+        Uploader(url + "/v1").upload_vectors(data)

@@ -30,6 +30,7 @@ from inlay.messages.prompt import Buffer
 from inlay.store import NewImage, StoredPrompt
 from inlay.tensors import Tensor, check_size, read
 
+_VECTORS = FILE_TYPE.decode()
 _upload = msgspec.json.Decoder(UploadRequest)
 _pin = msgspec.json.Decoder(PinRequest)
 
@@ -38,11 +39,11 @@ async def upload(call: Call) -> None:
     """Store a tensor or an image; with `?model=` only if that model takes it. Or vectors of it."""
     store_for(call)
     name = _model(call)
-    if call.headers.get(b"content-type", b"").strip().lower() == FILE_TYPE:
+    card = None if name is None else call.server.card(name)
+    media = content_type(call, OCTETS, JSON, IMAGES + "*", _VECTORS)
+    if media.kind == _VECTORS:
         await upload_vectors(call, name)
         return
-    card = None if name is None else call.server.card(name)
-    media = content_type(call, OCTETS, JSON, IMAGES + "*")
     if media.kind.startswith(IMAGES):
         await _store_image(call, await _read_image(call), card)
         return

@@ -22,6 +22,9 @@ from inlay.embedding.static import sparse
 from inlay.messages.card import EmbeddingCard
 from inlay.messages.prompt import Prompt
 
+_CHARACTERS = 8
+"""Characters for each token of a piece among which its end is looked for."""
+
 
 @dataclass
 class LongTexts:
@@ -140,16 +143,18 @@ def _parts(text: str, room: int, given: TextInputs) -> list[str]:
     """Return a text as parts of at most `room` tokens, between words where there are any."""
     if given.form is not None and (given.form.at_least or given.form.static is not None):
         return [text]
-    found = []
-    while text:
-        part = given.renderer.clipped([text], [room])[0]
-        if len(part) < len(text):
+    found, at = [], 0
+    while at < len(text):
+        # A part of the rest, so that a long text is not copied, or tokenized, for each piece.
+        rest = text[at : at + _CHARACTERS * room]
+        part = given.renderer.clipped([rest], [room])[0]
+        if at + len(part) < len(text):
             between = max(part.rfind(" "), part.rfind("\n"))
             part = part[:between] if between > len(part) // 2 else part
         if not part:
             raise InvalidRequestError("a token of the text has more characters than fit")
         found.append(part)
-        text = text[len(part) :]
+        at += len(part)
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay.api.openai.embeddings.encoding import About, json_answer
-from inlay.api.openai.embeddings.gathering import check_count, embedding_card, normalized
+from inlay.api.openai.embeddings.gathering import embedding_card, normalized
 from inlay.api.openai.embeddings.roles import DOCUMENT, QUERY
 from inlay.api.openai.embeddings.stored import bound_to, kept, new_vectors
 from inlay.api.openai.schema.embeddings import TextsUsage
@@ -37,16 +37,18 @@ async def upload_vectors(call: Call, name: str | None) -> None:
     """
     data = await read_file(call, lambda _: None)
     model = call.server.model(name, Task.EMBED)
-    files = await call.server.run_prepared(len(data), _files, data, model)
-    check_count(call, len(files), "data")
+    # Numbers of the file in float32, those of length 1, and what is stored.
+    call.reservation.grow(4 * len(data))
+    most = call.server.settings.max_embedding_inputs
+    files = await call.server.run_prepared(len(data), _files, data, model, most)
     about = About(f"embd-{uuid.uuid4().hex}", int(time.time()), model.name, TextsUsage(0, 0))
     shown = await kept(call, files)
     answer = json_answer(shown, about, [{}] * len(shown))
     await call.bytes(answer.body, answer.media)
 
 
-def _files(data: Buffer, model: ServedModel) -> list[NewVectors]:
-    """Return the file of each input. CPU work."""
+def _files(data: Buffer, model: ServedModel, most: int) -> list[NewVectors]:
+    """Return the file of each of at most `most` inputs. CPU work."""
     try:
         arrays, metadata = read_arrays(data.view)
     except EngineError as error:
@@ -61,6 +63,9 @@ def _files(data: Buffer, model: ServedModel) -> list[NewVectors]:
     if role not in (QUERY, DOCUMENT):
         raise _wrong(f"its role is {role[:80]!r}; allowed: {QUERY}, {DOCUMENT}")
     card = embedding_card(model)
+    counts = [array.size - 1 for name, array in arrays.items() if name.endswith(".offsets")]
+    if max([0, *counts, *arrays.get("dense", np.zeros(0)).shape[:1]]) > most:
+        raise _wrong(f"it has over {most} inputs (--max-embedding-inputs)")
     parts: list[list[dict[str, npt.NDArray[Any]]]] = [
         _parts(arrays, output, card)
         for output in card.outputs
@@ -92,7 +97,7 @@ def _parts(
     values = arrays[_port(name)]
     if values.dtype.kind not in "fiV" or (f"{name}.scale" in arrays and values.ndim != 2):
         raise _wrong(f"{name} has no numbers")
-    values = values.astype(np.float32)
+    values = values.astype(np.float32, copy=False)
     if f"{name}.scale" in arrays:
         scale = arrays[f"{name}.scale"]
         if scale.shape != values.shape[:1] or not (scale > 0).all():
