@@ -35,5 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def engine() -> AsyncIterator[Engine]:
-    async with running(settings("qwen")) as engine:
+    # A strict start is none that is refused: nothing compares its images, and its card says so.
+    async with running(settings("qwen", self_check="strict")) as engine:
         yield engine
