@@ -1,7 +1,8 @@
 """All that may happen to a fleet, one after the other, while clients notice nothing.
 
 One fleet of real processes under load: every stream has the tokens that it has in peace, each drill
-prints how many ended in it and the longest that a client waited for a token.
+prints how many ended in it and the longest that a client waited for a token. A Prometheus reads the
+rules as they are: no alert fires where no worker is lost.
 """
 
 import base64
@@ -27,6 +28,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.adapters import make_lora
 from tests.certificates import certificate
+from tests.deploy.prometheus import RULES, scraping
 from tests.deploy.test_backup import stored
 from tests.equality.reference import rows_of
 from tests.models import tiny
@@ -162,6 +164,8 @@ class Drilled:
         self._adapters = directory / "adapters.yaml"
         self.want("one")
         self.other = _other_weights(directory / "other")
+        # What workers serve now.
+        self.model: tuple[Any, ...] = (tiny("llama"),)
         port = free_port()
         self.url = f"https://localhost:{port}"
         # Each worker has some of the streams, whatever it has cached.
@@ -169,7 +173,7 @@ class Drilled:
         words = ("--nats", self.nats.url, "--port", port, *policy)
         tls = ("--ssl-certfile", self.pair[0], "--ssl-keyfile", self.pair[1])
         frontend = self._part("frontend", *words, *tls, until="HTTP at")
-        self.workers = [self.worker(tiny("llama")) for _ in range(2)]
+        self.workers = [self.worker() for _ in range(2)]
         frontend.wait_ready()
         for part in self.workers:
             part.wait_ready()
@@ -196,14 +200,18 @@ class Drilled:
         self.expected = {number: set(found) for number, found in self.load.answers.items()}
         assert all(len(found) == 1 for found in self.expected.values())
         self.load.longest()
+        self.prometheus = stack.enter_context(
+            scraping(_made(directory / "prometheus"), RULES.read_text(), self.url)
+        )
 
     def _part(self, *words: object, until: str) -> Part:
         part = Part(*words, until=until)
         self._stack.callback(part.end)
         return part
 
-    def worker(self, model: Path, *words: object) -> Part:
+    def worker(self) -> Part:
         """One more worker, which is not ready yet."""
+        model, *words = self.model
         names = ("--served-model-name", "m", "--dtype", "float32", "--num-threads", 1)
         more = ("--enable-prompt-embeds", "--enable-lora", "--adapters-file", self._adapters)
         fleet = ("--nats", self.nats.url, *words)
@@ -227,14 +235,24 @@ class Drilled:
         until(lambda: len(self.ready()) == workers)
 
     @contextmanager
-    def drill(self, name: str) -> Iterator[None]:
-        """Streams begin before what happens, and others after it: all have their tokens."""
+    def drill(self, name: str, *alerts: str) -> Iterator[None]:
+        """Streams begin before what happens, and others after it: all have their tokens.
+
+        Of all alerts only `alerts` may begin to fire.
+        """
         before = sum(self.load.ended)
+        fired = self.prometheus.fired()
         self.load.longest()
         yield
         self.load.until_each_ended(1)
         assert not self.load.failed, self.load.failed
         assert self.load.answers == self.expected
+        # Seen as it is now, and judged.
+        seen = time.time()
+        until(lambda: self.prometheus.value("max(timestamp(inlay:workers_ready))") > seen + 1)
+        # Certificates of tests end in a day.
+        allowed = {*alerts, "InlayCertificateExpires"}
+        assert self.prometheus.fired() - fired <= allowed
         ended = sum(self.load.ended) - before
         self._tell(f"\n{name}: {ended} streams, longest wait {self.load.longest():.2f} s")
 
@@ -244,6 +262,11 @@ def until(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
 
 
 def _other_weights(directory: Path) -> Path:
@@ -274,26 +297,18 @@ def fleet(
             yield fleet
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "drained"])
-def test_a_worker_is_lost_and_replaced(fleet: Drilled, how: signal.Signals) -> None:
-    with fleet.drill(f"a worker by {how.name}"):
-        fleet.workers.pop(0).send(how)
-        fleet.until_ready(1)
-        fleet.workers.append(fleet.worker(tiny("llama")).wait_ready())
-        fleet.until_ready(2)
+def replaced(fleet: Drilled, how: signal.Signals) -> None:
+    """A worker ends by a signal, and another comes."""
+    ready = len(fleet.workers)
+    fleet.workers.pop(0).send(how)
+    fleet.until_ready(ready - 1)
+    fleet.workers.append(fleet.worker().wait_ready())
+    fleet.until_ready(ready)
 
 
-def test_a_worker_is_frozen_and_goes_on(fleet: Drilled) -> None:
-    with fleet.drill("a frozen worker"):
-        top = psutil.Process(fleet.workers[0].process.pid)
-        frozen = [top, *top.children(recursive=True)]
-        for process in frozen:
-            process.suspend()
-        fleet.until_ready(1)
-        fleet.load.until_each_ended(1)
-        for process in frozen:
-            process.resume()
-        fleet.until_ready(2)
+def test_a_worker_is_drained_and_replaced(fleet: Drilled) -> None:
+    with fleet.drill("a drained worker"):
+        replaced(fleet, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("emptied", [False, True], ids=["lost", "wiped"])
@@ -353,7 +368,8 @@ def test_a_model_is_changed(fleet: Drilled) -> None:
     """First a share of the requests, then all: each stream is of one of the two weights."""
     first = {number: set(found) for number, found in fleet.expected.items()}
     old = len(fleet.workers)
-    new = [fleet.worker(fleet.other, "--weight", 1).wait_ready()]
+    fleet.model = (fleet.other, "--weight", 1)
+    new = [fleet.worker().wait_ready()]
     fleet.until_ready(old + 1)
     until(
         lambda: (
@@ -363,7 +379,7 @@ def test_a_model_is_changed(fleet: Drilled) -> None:
     assert not fleet.load.failed, fleet.load.failed
     fleet.expected = {number: set(found) for number, found in fleet.load.answers.items()}
     with fleet.drill("model changed"):
-        new.append(fleet.worker(fleet.other, "--weight", 1).wait_ready())
+        new.append(fleet.worker().wait_ready())
         for part in fleet.workers:
             part.send(signal.SIGTERM)
         fleet.workers = new
@@ -378,15 +394,38 @@ def test_a_model_is_changed(fleet: Drilled) -> None:
 
 
 def test_workers_go_from_one_to_none_to_three(fleet: Drilled) -> None:
-    with fleet.drill("1 to 0 to 3 workers"):
+    # With none for longer than a minute it would be right to fire.
+    with fleet.drill("1 to 0 to 3 workers", "InlayNoWorkerWell"):
         for left, part in ((1, fleet.workers[0]), (0, fleet.workers[1])):
             part.send(signal.SIGTERM)
             fleet.until_ready(left)
         until(lambda: value(fleet, "inlay:router_requests_waiting") == len(fleet.expected))
-        fleet.workers = [fleet.worker(fleet.other, "--weight", 1) for _ in range(3)]
+        fleet.workers = [fleet.worker() for _ in range(3)]
         for part in fleet.workers:
             part.wait_ready()
         fleet.until_ready(3)
+
+
+LOST = ("InlayWorkersLost", "InlayRequestsMoved")
+
+
+def test_a_worker_is_killed_and_replaced(fleet: Drilled) -> None:
+    with fleet.drill("a killed worker", *LOST):
+        replaced(fleet, signal.SIGKILL)
+    until(lambda: "InlayWorkersLost" in fleet.prometheus.fired())
+
+
+def test_a_worker_is_frozen_and_goes_on(fleet: Drilled) -> None:
+    with fleet.drill("a frozen worker", *LOST):
+        top = psutil.Process(fleet.workers[0].process.pid)
+        frozen = [top, *top.children(recursive=True)]
+        for process in frozen:
+            process.suspend()
+        fleet.until_ready(len(fleet.workers) - 1)
+        fleet.load.until_each_ended(1)
+        for process in frozen:
+            process.resume()
+        fleet.until_ready(len(fleet.workers))
 
 
 def value(fleet: Drilled, name: str) -> float:
