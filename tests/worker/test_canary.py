@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Emit, Output, Request, Sampling, TokenLogprobs
 from inlay.worker.canary import LAST, CanaryAnswer, bound_of, distance
 from inlay.worker.host import EngineHost
+from tests.adapters import make_lora
 from tests.live import fleet
 from tests.models import tiny
 
@@ -200,9 +202,17 @@ async def test_weights_that_are_damaged_while_it_serves_are_seen(dtype: str) -> 
         assert card.canary.distance > card.canary.bound
 
 
-def test_a_worker_asks_itself_after_it_wakes() -> None:
+def test_a_worker_asks_itself_after_it_wakes_and_after_adapters_come_and_go(
+    tmp_path: Path,
+) -> None:
+    lora = {"lora_name": "a", "lora_path": str(make_lora(tmp_path / "lora", tiny("llama")))}
     with fleet(
-        tiny("llama"), num_threads=1, self_check_interval=600, enable_sleep_mode=True
+        tiny("llama"),
+        num_threads=1,
+        self_check_interval=600,
+        enable_sleep_mode=True,
+        enable_lora=True,
+        max_lora_rank=8,
     ) as running:
         url = running.serve(admin_api_key=["chief"])
         (worker,) = running.plane.workers()
@@ -216,11 +226,16 @@ def test_a_worker_asks_itself_after_it_wakes() -> None:
                         return worker.card.canary.at
                     await asyncio.sleep(0.02)
 
-        first = running.run(came(0))
-        for path in ("/sleep", "/wake_up"):
-            headers = {"authorization": "Bearer chief"}
-            httpx.post(url + path, headers=headers, timeout=180).raise_for_status()
-        assert running.run(came(first)) > first
+        last = running.run(came(0))
+        for changes in (
+            (("/sleep", None), ("/wake_up", None)),
+            (("/v1/load_lora_adapter", lora),),
+            (("/v1/unload_lora_adapter", {"lora_name": "a"}),),
+        ):
+            for path, body in changes:
+                headers = {"authorization": "Bearer chief"}
+                httpx.post(url + path, json=body, headers=headers, timeout=180).raise_for_status()
+            last = running.run(came(last))
         labels = f'{{engine="{worker.id}",model_name="tiny"}}'
         metrics = httpx.get(url + "/metrics").text
         assert f"inlay:self_check_canary_failures_total{labels} 0.0" in metrics
