@@ -102,7 +102,7 @@ bench-gpu: install
 PUBLISHED ?= published
 test-published: install
 	$(BIN)/python -m scripts.published
-	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 --dist=loadgroup -m "$(PUBLISHED)" tests/published
+	GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n 2 -m "$(PUBLISHED)" tests/published
 
 test-engines: install
 	$(BIN)/python -m scripts.test_engines

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 from scripts.published import file_of, is_there, obtain
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.published.prompts import GEMMA, QWEN
 from tests.serving import Served, serving
@@ -17,17 +18,24 @@ _MODULES = ("embedders", "faults", "eight_rows", "hidden_states", "decisions", "
 """Modules in their order, then those of both models: what shares a server stands together."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of a model behind each other, so that each of its servers starts once.
+class ByModel(LoadScopeScheduling):  # type: ignore[misc]
+    """Qwen's tests, which are as much as all others together, in one process."""
 
-    Qwen's are as much as all others together: of two processes, one has them.
-    """
+    def _split_scope(self, nodeid: str) -> str:
+        return "Qwen" if QWEN in nodeid or "test_qwen" in nodeid else "others"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByModel:
+    return ByModel(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of a model behind each other, so that each of its servers starts once."""
     own = [item for item in items if item.path.parent == Path(__file__).parent]
     places = [items.index(item) for item in own]
     for place, item in zip(places, sorted(own, key=_place), strict=True):
         items[place] = item
-        item.add_marker(pytest.mark.xdist_group("Qwen" if _place(item)[0] == QWEN else "others"))
 
 
 def _place(item: pytest.Item) -> tuple[str, int]:
