@@ -338,6 +338,9 @@ class VllmEngine:
                 self._handovers.finished(follower, output)
             if not follower.take(output):
                 self._spoiled(loaded, follower)
+            elif not finished and follower.leaves():
+                # Where its receiver has failed, vLLM would go on with it for nobody.
+                await loaded.llm.abort(follower.request_id)
             self._places.note_progress(place)
         follower.yielding = False
 
