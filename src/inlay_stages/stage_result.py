@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from inlay.base.errors import InlayError, OverloadedError
+from inlay.base.errors import LOST, InlayError, OverloadedError
 from inlay.messages.edges import PayloadLease
 from inlay.messages.request import Output, Payload
 from inlay.router.resume import ResumingStream
@@ -139,7 +139,7 @@ class StageResult:
         """
         if self.lease == lost:
             if self.complete or self._again is None:
-                raise OverloadedError("what a stage has made is lost", retry_after=1)
+                raise OverloadedError("what a stage has made is lost", retry_after=1, reason=LOST)
             self.lease, self._stale = None, self._attempt
             self._again()
 

@@ -12,6 +12,7 @@ import msgspec
 
 from inlay.base.errors import (
     LEASE_LOST,
+    LOST,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -388,6 +389,7 @@ class _Walk:
                 f"the inputs of the stage `{step.model}` were lost {self._lost} times: "
                 f"{error.message}",
                 retry_after=1,
+                reason=LOST,
             ) from error
         log.warning("the inputs of `%s` are made again: %s", step.model, error.message)
         failed = [running.making.error for running in self._running.values()]

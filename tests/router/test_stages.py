@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from inlay.base.address import Address
-from inlay.base.errors import BodyTooLargeError, EngineError, OverloadedError, RateLimitedError
+from inlay.base.errors import (
+    LOST,
+    BodyTooLargeError,
+    EngineError,
+    OverloadedError,
+    RateLimitedError,
+)
 from inlay.http.bodies.accounting import ByteBudget, Reservation
 from inlay.messages.commands import Drain, ReadStats
 from inlay.messages.edges import PayloadLease, Window
@@ -542,8 +548,10 @@ async def test_a_talker_that_is_lost_after_the_end_of_the_text_ends_the_answer()
         await until(lambda: kept_by(world.hosts[0]).num_made)
         (at,) = [number for number in (1, 3) if engines[number].running]
         world.kill(at)
-        with pytest.raises(OverloadedError, match="what a stage has made is lost"):
+        with pytest.raises(OverloadedError, match="what a stage has made is lost") as lost:
             await asking
+        # What counts the tries of a batch's line knows that a worker had it.
+        assert lost.value.reason == LOST
         await settled(world)
 
 
