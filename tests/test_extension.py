@@ -200,6 +200,24 @@ def test_an_option_of_an_extension_is_a_flag_of_commands_with_an_engine(tmp_path
     assert twice.stderr == f"inlay: {said}\n"
 
 
+def test_an_extension_that_has_the_name_of_a_section_is_refused(tmp_path: Path) -> None:
+    package(tmp_path, "cache", "greeter")
+    written = _OPTIONS.format(option="loudness").replace(
+        'Extension("greeting"', 'Extension("cache"'
+    )
+    (tmp_path / "greeter/__init__.py").write_text(written)
+    said = "section of settings 'cache' is given twice: by inlay and by an extension of that name"
+    assert inlay(tmp_path, "serve", "m", INLAY_EXTENSIONS="cache").stderr == f"inlay: {said}\n"
+
+
+@pytest.mark.parametrize("extensions", ["", "stages"])
+def test_a_graphs_option_that_a_file_leaves_empty_is_none(tmp_path: Path, extensions: str) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text("deploy: null\n")
+    done = inlay(tmp_path, "serve", "none", "--config", str(config), INLAY_EXTENSIONS=extensions)
+    assert "is not a directory" in done.stderr
+
+
 def test_another_python_is_lent_what_this_one_has_loaded(tmp_path: Path) -> None:
     source, lent = tmp_path / "source", tmp_path / "lent"
     source.mkdir()

@@ -307,9 +307,9 @@ class StageModels:
         return stage_engine(given, asked.deploy, asked.stage)
 
     def check_model(self, command: BaseModel) -> None:
-        given = section_of(command, GraphOptions).model_fields_set
+        given = section_of(command, GraphOptions)
         for option in ("stage", "deploy"):
-            if option in given:
+            if getattr(given, option, None) is not None:
                 raise InvalidRequestError(f"--{option} is for a graph, GRAPH.yaml, not for a model")
 
 

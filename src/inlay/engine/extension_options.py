@@ -25,11 +25,14 @@ def with_extensions(joined: str) -> Callable[[type[S]], type[S]]:
         joined: key of `Extension.options`: "engine".
 
     Raises:
-        InvalidRequestError: an extension has an option that is there already.
+        InvalidRequestError: an extension has an option that is there already, or the name of one
+            or of a section.
     """
 
     def extended(settings: type[S]) -> type[S]:
         found = sections_for(joined)
+        own = dict.fromkeys(settings.model_fields)
+        merged("section of settings", [("inlay", own), ("an extension of that name", found)])
         givers: list[tuple[str, type[BaseModel]]] = [("inlay", settings)]
         givers += [(f"extension {name!r}", section) for name, section in found.items()]
         merged("option", ((who, dict.fromkeys(_options(its))) for who, its in givers))
@@ -66,7 +69,7 @@ def check_loaded(settings: BaseModel) -> None:
         section = getattr(settings, extension.name, None)
         if extension.name in loaded or not isinstance(section, BaseModel):
             continue
-        for option in sorted(section.model_fields_set):
+        for option in sorted(section.model_dump(exclude_unset=True, exclude_none=True)):
             raise InvalidRequestError(
                 f"--{option.replace('_', '-')} is of the extension {extension.name!r}, which is "
                 f"not loaded ({FLAG})"
