@@ -34,7 +34,10 @@ def streamed(url: str, route: str, **more: Any) -> list[dict[str, Any]]:
 def test_an_answer_has_its_times_where_the_server_shows_them(timed: str, route: str) -> None:
     found = post(timed, route, {**ASKED, **ROUTES[route]}).json()["metrics"]
     assert tuple(found) == TIMES
-    assert all(found[name] > 0 for name in TIMES if name != "queue_time_ms")
+    assert found["time_to_first_token_ms"] > 0
+    assert found["tokens_per_second"] > 0
+    # 0 where all tokens came at once, as on a machine that stood still.
+    assert found["generation_time_ms"] >= 0
     assert found["queue_time_ms"] is None or found["queue_time_ms"] > 0
     assert found["mean_itl_ms"] == pytest.approx(found["generation_time_ms"] / 5)
     spent = found["time_to_first_token_ms"] + found["generation_time_ms"]

@@ -109,7 +109,8 @@ async def test_a_line_that_ends_its_worker_fails_alone(monkeypatch: pytest.Monke
     assert set(error) == {"a17"}
     assert error["a17"]["response"]["status_code"] == 503
     assert 3 <= len(ended_by) <= 9
-    assert len(workers.pids) == 1 + len(ended_by)
+    # One after each, but that after the last, where no other line was left, is not waited for.
+    assert len(workers.pids) in (len(ended_by), 1 + len(ended_by))
 
 
 async def test_lines_wait_for_a_worker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
