@@ -51,6 +51,20 @@ async def test_answers_that_nobody_has_read_take_places() -> None:
         assert (await given(giver, asking("more", query))).error is None
 
 
+async def test_an_answer_that_cannot_be_sent_is_an_error_for_its_peer() -> None:
+    async with pair(tiny("llama")) as (direct, asker):
+        giver, query = await asked(direct, asker)
+        last: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+
+        def emit(output: Output) -> None:
+            if output.payloads:
+                raise ValueError("too large")
+            last.set_result(output)
+
+        giver.give_pages(asking("cut", query), emit)
+        assert (await last).error is not None
+
+
 async def test_answers_that_nobody_has_read_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair(tiny("llama")) as (direct, asker):
         giver, query = await asked(direct, asker)

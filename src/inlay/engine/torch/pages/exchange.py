@@ -22,6 +22,7 @@ from inlay.base.errors import (
 )
 from inlay.base.single_flight import SingleFlight
 from inlay.engine.api import PeerWorkers
+from inlay.engine.shell import send
 from inlay.engine.torch.needs import PAGES, PAGES_AGAIN, Need, Result
 from inlay.engine.torch.pages.answer import PageAnswer
 from inlay.engine.torch.pages.cached import CachedPages, MissingPages
@@ -368,7 +369,7 @@ class PageExchange:
             failed = EngineError(f"the pages were not read: {type(error).__name__}")
             output = request.end("error", failed)
         del self._giving[request.id]
-        emit(output)
+        send(request, emit, output)
 
     async def _read(self, group: int, digests: Run[bytes], answer: PageAnswer) -> int:
         """Write records of the first `digests`; return their number."""
