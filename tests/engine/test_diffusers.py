@@ -273,6 +273,29 @@ async def test_an_aborted_request_leaves_its_batch_and_others_go_on() -> None:
         engine.abort("nobody")
 
 
+async def test_a_request_whose_preview_cannot_be_sent_leaves_the_engine() -> None:
+    taken: list[Output] = []
+    ended = asyncio.Event()
+
+    def emit(output: Output) -> None:
+        if output.payloads:
+            raise ValueError("too large")
+        taken.append(output)
+        ended.set()
+
+    async with serving("sd") as engine:
+        request = Request(
+            id="cut", prompts=(), params=params(steps=200, preview_every=1), task=Task.STAGE,
+            inputs=text(PROMPT),
+        )  # fmt: skip
+        engine.submit(request, emit)
+        await ended.wait()
+        await Run(engine, params(), text(PROMPT)).done()
+        assert engine.stats().running + engine.stats().waiting == 0
+    (last,) = taken
+    assert last.error is not None
+
+
 async def test_a_later_client_does_not_wait_for_an_earlier_ones_queue() -> None:
     async with serving("sd", max_num_seqs=2) as engine:
         many = [Run(engine, params(steps=30), text("x"), client="many") for _ in range(8)]

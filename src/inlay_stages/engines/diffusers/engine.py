@@ -355,7 +355,7 @@ class DiffusersEngine:
         if painting.done:
             self._end(job, found)
         else:
-            job.put(found)
+            self._put(job, found)
 
     def _add_sketches(self, job: ImageJob, port: str, latents: torch.Tensor) -> None:
         images = len(latents)
@@ -386,7 +386,12 @@ class DiffusersEngine:
         if sketch.ends:
             self._end(job, found)
         else:
-            job.put(found)
+            self._put(job, found)
+
+    def _put(self, job: ImageJob, found: Payload) -> None:
+        job.put(found)
+        if job.ended:
+            self._jobs.leave(job)  # its receiver has failed
 
     def _end(self, job: ImageJob, *payloads: Payload) -> None:
         params = job.params
