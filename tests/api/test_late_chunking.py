@@ -126,6 +126,7 @@ def test_layers_behind_the_mean_are_those_of_each_chunk() -> None:
         ),
         ({"split_long_inputs": True, "input": [[5, 6]]}, "split_long_inputs"),
         ({"split_long_inputs": True, "auto_truncate": True}, "split_long_inputs"),
+        ({"split_long_inputs": True, "store": True}, "split_long_inputs"),
     ],
 )
 def test_what_does_not_go_together_is_refused(bert: str, body: Any, param: str) -> None:

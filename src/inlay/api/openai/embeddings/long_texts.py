@@ -45,10 +45,15 @@ class LongTexts:
     def of(cls, request: EmbeddingRequest, card: EmbeddingCard, most: int) -> "LongTexts | None":
         """Return what a request asks for.
 
-        Raises `InvalidRequestError` where it also cuts texts.
+        Raises `InvalidRequestError` where it also cuts texts, or stores what they get.
         """
         if not request.split_long_inputs:
             return None
+        if request.store:
+            raise InvalidRequestError(
+                "split_long_inputs is of vectors in an answer; texts that are stored fit the model",
+                param="split_long_inputs",
+            )
         if request.auto_truncate or request.truncate_prompt_tokens is not None:
             raise InvalidRequestError(
                 "split_long_inputs reads all of a text, so no truncation goes with it",

@@ -185,7 +185,7 @@ def _embeddings(
 ) -> EmbeddingsPlan:
     own_names(request)
     request.encoding_format = request.encoding_format or accepted
-    late = LateChunking.of(request)
+    late, long = LateChunking.of(request), LongTexts.of(request, card, most)
     if request.store:
         return _stored(request, model, card)
     encoding = Encoding.of(request)
@@ -197,7 +197,6 @@ def _embeddings(
         wanted = WantedOutputs((CHUNKS,), encoding.element_bytes)
         return EmbeddingsPlan(encoding, wanted, answer, prepare=late.inputs)
     names = _names(request, model, encoding)
-    long = LongTexts.of(request, card, most)
     shown = VectorForm.of(request, card, model.name) if "dense" in names else None
     role = _role(request, model, card)
     outputs = [card.output(name, model.name) for name in names if name != "dense"]
