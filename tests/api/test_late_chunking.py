@@ -135,6 +135,16 @@ def test_what_does_not_go_together_is_refused(bert: str, body: Any, param: str) 
     assert response.json()["error"]["param"] == param
 
 
+def test_vectors_of_parts_in_json_are_bounded(bert: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inlay.api.openai.embeddings.route.MOST_NUMBERS", 100)
+    body: Any = {"input": TEXTS, "late_chunking_params": {"chunk_size": 1}}
+    response = post(bert, **body)
+    assert response.status_code == 400
+    assert "vectors of parts are over 100 numbers" in response.json()["error"]["message"]
+    assert len(items(bert, **body, encoding_format="base64")) == len(TEXTS)
+    assert len(items(bert, input=TEXTS, late_chunking=True)) == len(TEXTS)
+
+
 def test_a_model_that_takes_one_position_has_no_chunks(bge: str) -> None:
     response = post(bge, input=TEXTS, late_chunking=True)
     assert response.status_code == 400

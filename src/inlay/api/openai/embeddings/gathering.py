@@ -166,13 +166,16 @@ class Gathering:
                 size += numbers * (4 + wanted.element_bytes)
                 self._numbers_shown += numbers
         if CHUNKS in wanted.names:
-            vectors = sum(len(piece.spans) - 1 for piece in pieces)
-            size += vectors * card.size * (4 + wanted.element_bytes)
+            numbers = sum(len(piece.spans) - 1 for piece in pieces) * card.size
+            size += numbers * (4 + wanted.element_bytes)
+            self._numbers_shown += numbers
         if wanted.most is not None and self._numbers_shown > wanted.most:
+            of, ask = "tokens", "base64 or safetensors"
+            if CHUNKS in wanted.names:
+                of, ask = "parts", "base64, with larger parts"
             raise InvalidRequestError(
-                f"the vectors of tokens are over {wanted.most} numbers, which JSON does not hold "
-                "here: ask with encoding_format base64 or safetensors, or with fewer or shorter "
-                "inputs",
+                f"the vectors of {of} are over {wanted.most} numbers, which JSON does not hold "
+                f"here: ask with encoding_format {ask}, or with fewer or shorter inputs",
                 param="encoding_format",
             )
         try:

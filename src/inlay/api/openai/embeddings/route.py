@@ -194,7 +194,8 @@ def _embeddings(
         form = VectorForm.of(request, card, model.name)
         card.output(CHUNKS, model.name, "input")
         answer = partial(late.answer, encoding=encoding, **form._asdict())
-        wanted = WantedOutputs((CHUNKS,), encoding.element_bytes)
+        bound = MOST_NUMBERS if encoding.format == "float" and late.size else None
+        wanted = WantedOutputs((CHUNKS,), encoding.element_bytes, most=bound)
         return EmbeddingsPlan(encoding, wanted, answer, prepare=late.inputs)
     names = _names(request, model, encoding)
     shown = VectorForm.of(request, card, model.name) if "dense" in names else None
