@@ -30,6 +30,7 @@ from tests.adapters import make_lora
 from tests.certificates import certificate
 from tests.deploy.prometheus import RULES, scraping
 from tests.deploy.test_backup import stored
+from tests.deploy.tools import tool
 from tests.equality.reference import rows_of
 from tests.models import tiny
 from tests.parts import Part
@@ -290,6 +291,7 @@ def fleet(
         with capture.global_and_fixture_disabled():
             print(line)
 
+    tool("prometheus")  # or nothing is started
     with ExitStack() as stack:
         fleet = Drilled(tmp_path_factory.mktemp("drills"), stack, tell)
         # Before its workers end.

@@ -29,6 +29,7 @@ from tests.certificates import certificate
 from tests.deploy.chart import CHART
 from tests.deploy.prometheus import RULES, Prometheus, lasting, scraping, until
 from tests.deploy.test_backup import stored
+from tests.deploy.tools import tool
 from tests.models import tiny
 from tests.parts import Part, workers_of
 from tests.serving import free_port
@@ -190,6 +191,7 @@ class Breakable:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
+    tool("prometheus")  # or nothing is started
     with ExitStack() as stack:
         yield Breakable(tmp_path_factory.mktemp("faults"), stack)
 

@@ -58,6 +58,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    tool("prometheus")  # or nothing is started
     directory = tmp_path_factory.mktemp("watched")
     nats = NatsServer(directory)
     nats.start()
