@@ -169,3 +169,11 @@ def test_what_is_left_keeps_its_embeddings_in_order() -> None:
     ]
     placed = [part["index"] for each in left.messages for part in each["content"][1:]]
     assert placed == list(range(6))
+
+
+def test_the_result_of_a_call_without_an_id_is_in_its_turn_and_no_other_message_is() -> None:
+    call = {"role": "assistant", "tool_calls": [{"id": "", "type": "function"}]}
+    result = {"role": "tool", "tool_call_id": "", "content": "7"}
+    user = {"role": "user", "content": "?"}
+    messages = [user, call, result, user, {"role": "assistant", "content": "1"}, user]
+    assert turns_of(messages) == [[0, 1, 2], [3, 4]]

@@ -19,7 +19,7 @@ from blake3 import blake3
 from inlay.base.errors import ErrorFrame, InlayError, InvalidRequestError
 from inlay.embedding.bundles import FIRST_PORTS, payloads_of
 from inlay.engine.settings import EngineSettings
-from inlay.engine.shell import EngineShell
+from inlay.engine.shell import EngineShell, send
 from inlay.messages.card import EmbeddingCard, Exactness, Limits, ModelCard, Stats
 from inlay.messages.digest import Secret, row_digests
 from inlay.messages.fields import check_length
@@ -198,23 +198,23 @@ class EchoEngine:
         ended = stops or running.emitted >= sampling.max_tokens
         if ended:
             self._shell.leave(running)
-        running.emit(
-            Output(
-                request.id,
-                request.attempt,
-                running.emitted - 1,
-                (id_,),
-                ()
-                if sampling.logprobs is None
-                else (TokenLogprobs(0.0, _alternatives(id_, sampling)),),
-                ("stop" if stops else "length") if ended else None,
-                id_ if stops else None,
-                EngineUsage(len(request.prompt), running.emitted) if first or ended else None,
-                prompt_logprobs=_prompt_logprobs(request)
-                if first and not request.prior_output
-                else None,
-            )
+        output = Output(
+            request.id,
+            request.attempt,
+            running.emitted - 1,
+            (id_,),
+            ()
+            if sampling.logprobs is None
+            else (TokenLogprobs(0.0, _alternatives(id_, sampling)),),
+            ("stop" if stops else "length") if ended else None,
+            id_ if stops else None,
+            EngineUsage(len(request.prompt), running.emitted) if first or ended else None,
+            prompt_logprobs=_prompt_logprobs(request)
+            if first and not request.prior_output
+            else None,
         )
+        if not send(request, running.emit, output):
+            self._shell.leave(running)
 
     def abort(self, request_id: str) -> None:
         """Stop a request; its last output has the finish reason "abort"."""

@@ -24,7 +24,8 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         if role == "system" or number == last:
             closed = closed or number == last
             continue
-        turn = calls.get(message.get("tool_call_id", ""))
+        # An id may be "": it is that of a call only where a message has one.
+        turn = calls.get(message["tool_call_id"]) if "tool_call_id" in message else None
         if turn is None:
             if closed or role == ("user" if number < last else "assistant"):
                 turns.append([])
