@@ -10,12 +10,17 @@ from inlay.api.openai.schema import scoring as scores
 
 READ = {"input_tokens", "truncated"}
 STORED = {"expires_at", "num_vectors", "ref"}
+IN_PARTS = {"approximate", "late_chunking", "pieces", "token_range"}
 OWN = {
-    ours.EmbeddingData: READ | STORED | {"scale", "sparse", "token_labels", "tokens"},
+    ours.EmbeddingData: READ | STORED | IN_PARTS | {"scale", "sparse", "token_labels", "tokens"},
     ours.PoolingData: READ | {"scale", "shape"},
     scores.RankedDocument: {"ref"},
+    scores.RerankResponse: {"data", "meta"},
 }
-"""What an item has beyond vLLM's: named outputs, how much was read, and what is stored."""
+"""What answers have beyond vLLM's.
+
+Named outputs, how much was read, what is stored, parts of a text, names of Voyage and Cohere.
+"""
 
 
 def test_no_field_of_vllms_answers_is_left_out() -> None:

@@ -8,12 +8,14 @@ import pytest
 from inlay.api.openai.schema import chat, completions, generation
 from inlay.api.schema.chat import ChatRequest
 
-OF_OTHERS = {"reasoning_content", "modality", "stage", "stages", "audio", "hidden_states"}
+OF_OTHERS = {
+    "reasoning_content", "modality", "stage", "stages", "audio", "hidden_states", "weight_versions",
+}  # fmt: skip
 """Fields that vLLM's classes have not.
 
 The older name of a field, which clients written for older releases read; vLLM-Omni's marks of a
 pipeline's chunks, and the share of each stage; OpenAI's streamed sound; states of layers, which
-SGLang has in another form.
+SGLang has in another form; versions of weights, which vLLM sends from its route of token ids.
 """
 
 
@@ -36,14 +38,14 @@ def pairs() -> list[tuple[type[msgspec.Struct], type[Any], set[str]]]:
         (completions.Completion, vllm_completion.CompletionResponse, set()),
         (completions.CompletionChoice, vllm_completion.CompletionResponseChoice, set()),
         (completions.CompletionLogprobs, vllm_completion.CompletionLogProbs, set()),
-        (completions.CompletionChunk, vllm_completion.CompletionStreamResponse, {"metrics"}),
+        (completions.CompletionChunk, vllm_completion.CompletionStreamResponse, set()),
         (completions.CompletionChunkChoice, vllm_completion.CompletionResponseStreamChoice, set()),
         (chat.ChatCompletion, vllm_chat.ChatCompletionResponse, set()),
         (chat.ChatChoice, vllm_chat.ChatCompletionResponseChoice, set()),
         (chat.ChatMessage, vllm_chat.ChatMessage, set()),
         (chat.TokenLogprob, vllm_chat.ChatCompletionLogProbsContent, set()),
         (chat.TopLogprob, vllm_chat.ChatCompletionLogProb, set()),
-        (chat.ChatChunk, vllm_chat.ChatCompletionStreamResponse, {"metrics"}),
+        (chat.ChatChunk, vllm_chat.ChatCompletionStreamResponse, set()),
         (chat.ChatChunkChoice, vllm_chat.ChatCompletionResponseStreamChoice, set()),
         (chat.ChatDelta, base.DeltaMessage, set()),
         (generation.UsageInfo, engine.UsageInfo, set()),
