@@ -175,5 +175,6 @@ def test_the_result_of_a_call_without_an_id_is_in_its_turn_and_no_other_message_
     call = {"role": "assistant", "tool_calls": [{"id": "", "type": "function"}]}
     result = {"role": "tool", "tool_call_id": "", "content": "7"}
     user = {"role": "user", "content": "?"}
-    messages = [user, call, result, user, {"role": "assistant", "content": "1"}, user]
+    said: dict[str, Any] = {"role": "assistant", "content": "1"}
+    messages: list[dict[str, Any]] = [user, call, result, user, said, user]
     assert turns_of(messages) == [[0, 1, 2], [3, 4]]
