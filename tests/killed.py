@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from tests.parts import workers_of
-from tests.serving import Served, serving
+from tests.serving import START_SECONDS, Served, serving
 from tests.sse import events
 
 Step = dict[str, Any]
@@ -55,12 +55,14 @@ def ask(
 
 
 def served_and_killed(
-    path: Path, prompt: str, length: int, cut: int, *words: str
+    path: Path, prompt: str, length: int, cut: int, *words: str, within: float = START_SECONDS
 ) -> tuple[str, list[Step], list[Step]]:
     """What the card says of greedy decoding, an answer, and one whose worker was killed."""
     with (
-        serving(path, "--served-model-name", "m", "--data-parallel-size", "2", *words) as served,
-        httpx.Client(timeout=180) as client,
+        serving(
+            path, "--served-model-name", "m", "--data-parallel-size", "2", *words, within=within
+        ) as served,
+        httpx.Client(timeout=within) as client,
     ):
         (entry,) = client.get(served.v1 + "/models").json()["data"]
         assert entry["dtype"] == "bfloat16"
