@@ -125,7 +125,7 @@ def yields(step: int, running: Iterable[Sequence]) -> bool:
 
     Where a prompt of others is computed, which ends with a first token, few steps are theirs.
     """
-    others = max((one.pending for one in running if not one.is_background), default=0)
+    others = max([one.pending for one in running if not one.is_background], default=0)
     every = BACKGROUND_EVERY if others <= 1 else BACKGROUND_EVERY_PROMPT
     return others > 0 and step % every != 0
 

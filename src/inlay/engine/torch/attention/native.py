@@ -20,6 +20,7 @@ class NativeAttention:
 
     Attributes:
         pages: keys and values.
+        slots: where the batch's keys and values go, of each layer [stored] int64.
     """
 
     def __init__(
@@ -37,14 +38,14 @@ class NativeAttention:
         self.pages = pages
         self._workspace = workspace
         self._kernels = kernels
-        self._slots = batch.slots.unbind()
+        self.slots = [*map(batch.slots.unbind().__getitem__, pages.groups)]
         self._shapes: dict[tuple[int, Window], AttentionShape] = {}
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         """Attend as `PagedAttention.attend` does."""
-        slots = self.slots(layer)
+        slots = self.slots[layer]
         self.pages.write(layer, slots, key[:, : len(slots)], value[:, : len(slots)])
         return self._attend(layer, query.transpose(0, 1), scoring)
 
@@ -56,7 +57,7 @@ class NativeAttention:
             projection.sine,
             projection.norms,
             projection.eps,
-            self.slots(layer),
+            self.slots[layer],
             self.pages.keys[layer],
             self.pages.values[layer],
             projection.query_heads,
@@ -67,7 +68,7 @@ class NativeAttention:
         """Attend with queries [T, Q, D]."""
         keys, values = self.pages.keys[layer], self.pages.values[layer]
         out = query.new_empty(query.shape[0], query.shape[1], values.shape[3])
-        out[len(self._slots[0]) :] = 0
+        out[len(self.slots[layer]) :] = 0
         sinks = None if scoring.sinks is None else scoring.sinks.float()
         self._kernels.paged_attention(
             out,
@@ -81,10 +82,6 @@ class NativeAttention:
             self.scratch,
         )
         return out
-
-    def slots(self, layer: int) -> Tensor:
-        """Return where the batch's keys and values of a layer go, [stored] int64."""
-        return self._slots[self.pages.groups[layer]]
 
     def shape(self, layer: int, window: Window) -> AttentionShape:
         """Return what the kernel is told of the batch, for a layer with that window."""

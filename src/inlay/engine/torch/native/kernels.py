@@ -163,7 +163,7 @@ class Kernels:
             scratch: gives memory of so many bytes until the call returns.
         """
         call = self.attention_call(out, query, keys, values, shape, scaling, softcap, sinks)
-        memory = scratch(self.attention_bytes(query.dtype, call))
+        memory = scratch(self._attention_bytes[query.dtype](ctypes.byref(call)))
         call.workspace = memory.data_ptr()
         self._attention[query.dtype](ctypes.byref(call))
 

@@ -66,7 +66,7 @@ class JointBody:
         rows = inputs_embeds.shape[1]
         if not (
             type(paged) is NativeAttention
-            and rows == len(paged.slots(0)) <= _MOST
+            and rows == len(paged.slots[0]) <= _MOST
             and more.keys() <= {"use_cache"}
             and not any(each._forward_hooks or each._forward_pre_hooks for each in self._watched)
         ):
@@ -147,7 +147,7 @@ class _Plan:
             shape = paged.shape(attention.layer, scoring.window)
             prepare = kernels.prepare_call(
                 self._projected, cosine, sine, attention.norms, attention.eps,
-                paged.slots(attention.layer), keys, values, self._query,
+                paged.slots[attention.layer], keys, values, self._query,
             )  # fmt: skip
             attend = kernels.attention_call(
                 self._attended, self._query, keys, values, shape, scoring.scaling,
