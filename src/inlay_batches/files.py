@@ -1,10 +1,11 @@
 """Files of clients: kept as pieces, each found by its owner and its id alone."""
 
+import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import BinaryIO
-
-import msgspec
 
 from inlay.base.errors import NotFoundError, OverloadedError, RateLimitedError
 from inlay.store.kept.contents import Contents, age_of, new_name
@@ -48,6 +49,8 @@ class Files:
         self._owner_max = owner_bytes
         self._ttl = ttl
         self._clock = clock
+        self._taking = asyncio.Lock()
+        self._arriving: Counter[str] = Counter()
 
     def now(self) -> float:
         """Return the Unix time."""
@@ -69,33 +72,52 @@ class Files:
             RateLimitedError: the owner's files are at their limit.
             OverloadedError: the storage is full, or does not answer.
         """
-        await self.check_room(owner, size)
-        pieces = await self.contents.write_file(new_name(), file)
-        now = int(self._clock())
-        expires = None if ttl is None else now + ttl
-        record = FileRecord(new_id("file-"), filename, purpose, size, now, expires, tuple(pieces))
-        if purpose == "batch" and ttl is None:
-            record = msgspec.structs.replace(record, expires_at=now + int(self._ttl))
-        if not await self.storage.swap(f"{owner}.{record.id}", encode(record), 0):
-            raise OverloadedError("the file could not be kept; send it again", retry_after=1)
+        async with self._room(owner, size):
+            pieces = await self.contents.write_file(new_name(), file)
+            now = int(self._clock())
+            expires = None if ttl is None else now + ttl
+            if purpose == "batch" and ttl is None:
+                expires = now + int(self._ttl)
+            record = FileRecord(
+                new_id("file-"), filename, purpose, size, now, expires, tuple(pieces)
+            )
+            if not await self.storage.swap(f"{owner}.{record.id}", encode(record), 0):
+                raise OverloadedError("the file could not be kept; send it again", retry_after=1)
         return record
 
+    @asynccontextmanager
+    async def _room(self, owner: str, size: int) -> AsyncIterator[None]:
+        """Take room for a file until it is recorded. Raises as `create`."""
+        async with self._taking:
+            await self.check_room(owner, size)
+            self._arriving[owner] += size
+        try:
+            yield
+        finally:
+            self._arriving[owner] -= size
+            self._arriving = +self._arriving
+
     async def check_room(self, owner: str, size: int) -> None:
-        """Check that an owner may keep `size` bytes more. Raises as `create`."""
+        """Check that an owner may keep `size` bytes more than it has and sends now.
+
+        Raises as `create`.
+        """
+        # Before the records: a file that is recorded meanwhile may count twice, but is not missed.
+        arriving, all_arriving = self._arriving[owner], self._arriving.total()
         records = await self.all_of(owner)
         if len(records) >= MAX_FILES:
             raise RateLimitedError(
                 f"you keep {len(records)} files and batches, which is the limit; delete some",
                 retry_after=_FULL_SECONDS,
             )
-        used = self._bytes(records)
+        used = self._bytes(records) + arriving
         if used + size > self._owner_max:
             raise RateLimitedError(
                 f"your files have {used} bytes; {size} more would pass the limit of "
                 f"{self._owner_max} (--files-tenant-bytes)",
                 retry_after=_FULL_SECONDS,
             )
-        total, _ = await self.storage.size()
+        total = (await self.storage.size())[0] + all_arriving
         if total + size > self._max:
             raise OverloadedError(
                 f"all files have {total} bytes; {size} more would pass the limit of {self._max} "

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inlay.base.errors import InvalidRequestError, OverloadedError
+from inlay.base.errors import InvalidRequestError, OverloadedError, RateLimitedError
 from inlay.store.kept.contents import PIECE_BYTES, Contents
 from inlay.store.kept.directory import DirectoryStorage
 from inlay.store.kept.memory import MemoryStorage
@@ -17,6 +17,8 @@ from inlay.store.shared import Storage
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.prompts import NatsPrompts
 from inlay.transport.nats.subjects import FILES
+from inlay_batches.files import Files
+from inlay_batches.records import FileRecord
 from tests.batches.test_runner import Place, check_whole, lines
 from tests.transport.nats_server import NatsServer
 
@@ -106,6 +108,28 @@ async def test_a_file_that_does_not_fit_leaves_nothing() -> None:
     with pytest.raises(OverloadedError):
         await Contents(storage).write_file("file", BytesIO(bytes(4 * PIECE_BYTES)))
     assert (await storage.contents(), await storage.size()) == (set(), (0, 0))
+
+
+@pytest.mark.parametrize("bounds", [(3, 9), (9, 3)], ids=["owner", "all"])
+async def test_files_that_come_at_once_are_within_the_bounds(
+    opened: Open, bounds: tuple[int, int]
+) -> None:
+    storage = await opened()
+    of_owner, of_all = (each * PIECE_BYTES for each in bounds)
+    files = Files(storage, Contents(storage), max_bytes=of_all, owner_bytes=of_owner, ttl=60)
+
+    async def create() -> FileRecord:
+        size = 2 * PIECE_BYTES
+        file = BytesIO(bytes(size))
+        return await files.create("a", file, filename="f", purpose="user_data", size=size, ttl=None)
+
+    made = await asyncio.gather(create(), create(), return_exceptions=True)
+    assert sorted(isinstance(each, FileRecord) for each in made) == [False, True]
+    assert sum(isinstance(each, RateLimitedError | OverloadedError) for each in made) == 1
+    (record,) = await files.all_of("a")
+    assert await storage.contents() == {piece.name for piece in record.pieces}
+    await files.delete("a", record.id)
+    await create()
 
 
 async def test_a_full_memory_and_a_foreign_directory_are_refused(tmp_path: Path) -> None:
