@@ -1,5 +1,6 @@
 """Outputs of one pass are those of plain transformers, in any batch and with any others."""
 
+import gc
 import json
 import shutil
 from functools import cache
@@ -22,8 +23,10 @@ from inlay.base.errors import InvalidRequestError
 from inlay.embedding.cache import Bundle
 from inlay.engine.embed import outputs
 from inlay.engine.embed.encoder import Encoder
+from inlay.engine.embed.pooling import Dense
 from inlay.engine.embed.vector_model import EmbedInput
 from inlay.engine.settings import EngineSettings
+from inlay.messages.pooling import CHUNKS
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.render import Renderer
 from tests import embedding_reference as reference
@@ -118,6 +121,18 @@ def test_a_bare_masked_language_model_embeds_and_says_that_it_may_be_splade(
     assert [each.name for each in encoder(path, "sparse").card.outputs] == ["sparse"]
     with pytest.raises(InvalidRequestError, match=r"dense, tokens, sparse; --outputs names 'lab"):
         encoder(path, "labels")
+
+
+def test_the_layers_behind_a_mean_are_kept_once() -> None:
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(each, Dense) for each in gc.get_objects())
+
+    before = kept()
+    settings = EngineSettings.of(model=str(tiny_embedding("gemma")), task="embed")
+    found = Encoder.load(settings)
+    assert kept() - before == 2
+    assert CHUNKS not in [each.name for each in found.card.outputs]
 
 
 def test_an_embedder_that_lost_the_head_of_its_architecture_is_served_as_before(

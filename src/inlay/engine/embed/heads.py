@@ -75,10 +75,10 @@ def heads_of(outputs: Sequence[OutputPlan], model: Any, directory: Path) -> dict
     Arguments and errors as of `head_of`.
     """
     found: dict[str, Head] = {each.name: head_of(each, model, directory) for each in outputs}
-    for each in outputs:
-        if each.name == "dense" and each.select == ("mean",):
-            size = int(model.config.get_text_config().hidden_size)
-            found[CHUNKS] = Spans(_pooled(each, model, size))
+    dense = found.get("dense")
+    means = any(each.name == "dense" and each.select == ("mean",) for each in outputs)
+    if means and isinstance(dense, One):
+        found[CHUNKS] = Spans(dense.pooled)
     return found
 
 

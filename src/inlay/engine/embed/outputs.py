@@ -35,14 +35,18 @@ class Head(Protocol):
 
 
 class One:
-    """One vector of each sequence: [S, C] of `pooled`, [T, C] and lengths to [S, N]."""
+    """One vector of each sequence: [S, C] of `pooled`, [T, C] and lengths to [S, N].
+
+    Attributes:
+        pooled: makes the vectors.
+    """
 
     def __init__(self, name: str, pooled: Callable[[Tensor, Sequence[int]], Tensor]) -> None:
         self._name = name
-        self._pooled = pooled
+        self.pooled = pooled
 
     def __call__(self, states: Tensor, asked: Sequence[EmbedInput]) -> list[Bundle]:
-        rows = self._pooled(states, lengths_of(asked)).float().cpu().numpy()
+        rows = self.pooled(states, lengths_of(asked)).float().cpu().numpy()
         return [{self._name: row} for row in rows]
 
 
