@@ -7,22 +7,28 @@ import httpx
 import numpy as np
 import pytest
 
-from inlay.base.errors import InvalidRequestError, NotFoundError
+from inlay.base.errors import BodyTooLargeError, InvalidRequestError, NotFoundError
 from inlay.client import StoredVectors, Uploader, read_vectors
 from inlay.store import StoreSettings
 from inlay.tensors.named import write_arrays
 from tests import output_models as models
-from tests.live import SECRET, fleet
+from tests.live import SECRET, Fleet, fleet
 
 TEXTS = ["the harbour : counts : its lanterns", "cold wind", "what is the capital of the island"]
 QUERY = "cold harbour"
 NAMES = ["dense", "sparse", "tokens"]
+MIB = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with fleet(models.bge_m3(), task="embed", dtype="float32") as running:
-        yield running.serve(store=StoreSettings().open(SECRET))
+def running() -> Iterator[Fleet]:
+    with fleet(models.bge_m3(), task="embed", dtype="float32") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url(running: Fleet) -> str:
+    return running.serve(store=StoreSettings().open(SECRET))
 
 
 def post(url: str, path: str, **body: Any) -> httpx.Response:
@@ -70,6 +76,22 @@ def test_factors_of_int8_are_undone(url: str) -> None:
     ours = ranks(url, TEXTS, "tokens")
     found = ranks(url, [{"ref": ref} for ref in refs], "tokens")
     assert [index for index, _ in found] == [index for index, _ in ours]
+
+
+def test_memory_is_taken_for_the_numbers_of_a_file_not_for_its_bytes(running: Fleet) -> None:
+    own = running.serve(store=StoreSettings().open(SECRET), max_client_bytes=10 * MIB)
+    whole = read_vectors(file(own, outputs=["tokens"], embed_dtype="int8"))
+    rows = MIB // models.SIZE
+    arrays = {
+        "tokens": np.ones((rows, models.SIZE), np.int8),
+        "tokens.scale": np.ones(rows, np.float32),
+        "tokens.offsets": np.array([0, rows], np.int64),
+    }
+    with pytest.raises(BodyTooLargeError, match="--max-client-bytes"):
+        Uploader(own + "/v1").upload_vectors(write_arrays(arrays, whole.metadata))
+    few = {name: array[: rows // 4] for name, array in arrays.items()}
+    few["tokens.offsets"] = np.array([0, rows // 4], np.int64)
+    assert len(Uploader(own + "/v1").upload_vectors(write_arrays(few, whole.metadata))) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ from inlay.tensors.named import read_arrays
 Arrays = Mapping[str, npt.NDArray[Any]]
 _STORED = ("dense", "sparse", "tokens")
 
+_COPIES = 4
+"""Copies in float32 that numbers of a file take at most: theirs, two for length 1, that of it."""
+
 
 async def upload_vectors(call: Call, name: str | None) -> None:
     """Store the outputs of each input in a file, and answer as `store` of /v1/embeddings does.
@@ -37,18 +40,19 @@ async def upload_vectors(call: Call, name: str | None) -> None:
     """
     data = await read_file(call, lambda _: None)
     model = call.server.model(name, Task.EMBED)
-    # Numbers of the file in float32, those of length 1, and what is stored.
-    call.reservation.grow(4 * len(data))
     most = call.server.settings.max_embedding_inputs
-    files = await call.server.run_prepared(len(data), _files, data, model, most)
+    hold = call.reservation.grow
+    files = await call.server.run_prepared(len(data), _files, data, model, most, hold)
     about = About(f"embd-{uuid.uuid4().hex}", int(time.time()), model.name, TextsUsage(0, 0))
     shown = await kept(call, files)
     answer = json_answer(shown, about, [{}] * len(shown))
     await call.bytes(answer.body, answer.media)
 
 
-def _files(data: Buffer, model: ServedModel, most: int) -> list[NewVectors]:
-    """Return the file of each of at most `most` inputs. CPU work."""
+def _files(
+    data: Buffer, model: ServedModel, most: int, hold: Callable[[int], None]
+) -> list[NewVectors]:
+    """Return the file of each of at most `most` inputs, once `hold` has taken memory. CPU work."""
     try:
         arrays, metadata = read_arrays(data.view)
     except EngineError as error:
@@ -66,6 +70,8 @@ def _files(data: Buffer, model: ServedModel, most: int) -> list[NewVectors]:
     counts = [array.size - 1 for name, array in arrays.items() if name.endswith(".offsets")]
     if max([0, *counts, *arrays.get("dense", np.zeros(0)).shape[:1]]) > most:
         raise _wrong(f"it has over {most} inputs (--max-embedding-inputs)")
+    numbers = sum(arrays[port].size for port in map(_port, _STORED) if port in arrays)
+    hold(_COPIES * 4 * numbers)
     parts: list[list[dict[str, npt.NDArray[Any]]]] = [
         _parts(arrays, output, card)
         for output in card.outputs
@@ -102,7 +108,7 @@ def _parts(
         scale = arrays[f"{name}.scale"]
         if scale.shape != values.shape[:1] or not (scale > 0).all():
             raise _wrong(f"{name}.scale has not one positive factor for each vector")
-        values = (values / scale[:, None]).astype(np.float32)
+        values = (values / scale[:, None]).astype(np.float32, copy=False)
     if not np.isfinite(values).all():
         raise _wrong(f"{name} has values that are not finite")
     if name == "sparse":
