@@ -71,6 +71,10 @@ def test_a_rerank_has_metadata_and_cuts_documents(url: str) -> None:
     assert post(url, "/v2/rerank", **many).json()["meta"]["billed_units"] == {"search_units": 2}
     assert "meta" not in post(url, "/v1/rerank", **many).json()
     assert post(url, "/v1/rerank", **body).status_code == 400
+    refused = post(url, "/v2/rerank", **body, truncation=False)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "documents[2]", refused.text
+    assert post(url, "/v2/rerank", **many, truncation=False).status_code == 200
 
 
 def test_a_long_text_is_cut_unless_that_is_refused(url: str) -> None:

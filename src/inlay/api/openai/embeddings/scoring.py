@@ -96,6 +96,7 @@ async def rerank_v2(call: Call) -> None:
     """
     incoming = await read_request(call, _rerank_decoder, in_rerank)
     request = incoming.parsed.request
+    own_rank_names(request)
     if request.auto_truncate is None and request.truncate_prompt_tokens is None:
         request.auto_truncate = True
     limit = call.server.model(request.model, Task.SCORE, Task.EMBED).max_len
