@@ -8,7 +8,16 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import Whitespace
 
+from inlay.api.generation.truncation import Truncation
+from inlay.api.openai.embeddings.inputs import TextInputs
+from inlay.api.openai.embeddings.long_texts import LongTexts
+from inlay.messages.card import EmbeddingCard
+from inlay.messages.pooling import RoleCard
+from inlay.render import Renderer
 from tests import embedding_reference as reference
 from tests import output_models as models
 from tests.embedding_models import WORDS, tiny_embedding
@@ -181,6 +190,41 @@ def test_vectors_of_tokens_of_a_long_text_have_its_characters(bert: str) -> None
     np.testing.assert_allclose(tokens["data"], np.concatenate(rows), atol=1e-4)
     words = [LONG[slice(*each)] for each in tokens["ranges"] if each is not None]
     assert " ".join(words) == LONG
+
+
+def test_of_each_piece_the_same_positions_have_no_vector() -> None:
+    with fleet(models.bge_m3(), task="embed", dtype="float32") as running:
+        url, body = running.serve(), {"outputs": ["tokens"]}
+        (item,) = items(url, input=[LONG], split_long_inputs=True, **body)
+        parts = items(url, input=parts_of(item, LONG), **body)
+    tokens = item["tokens"]
+    assert tokens["token_ids"] == [id_ for part in parts for id_ in part["tokens"]["token_ids"]]
+    rows = [row for part in parts for row in part["tokens"]["data"]]
+    np.testing.assert_allclose(tokens["data"], rows, atol=1e-5)
+    assert item["input_tokens"] == sum(part["input_tokens"] for part in parts)
+    words = [LONG[slice(*each)] for each in tokens["ranges"] if each is not None]
+    assert " ".join(words) == LONG
+
+
+@pytest.mark.parametrize("cut", [Truncation(20), Truncation(64, 20)])
+def test_no_piece_is_cut_though_it_has_more_tokens_in_lower_case(
+    cut: Truncation, tmp_path: Path
+) -> None:
+    text = " ".join(["XY"] * 50)
+    vocabulary = {"[UNK]": 0, "query": 1, "x": 2, "##y": 3}
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    renderer = Renderer.load(tmp_path)
+    given = TextInputs(
+        [text], renderer, cut, ("query ",), lower_case=True, form=RoleCard(at_most=20)
+    )
+    found = LongTexts(EmbeddingCard(size=48), 0, 50).inputs(given)
+    pieces = found.pieces(0, len(found))
+    assert not any(piece.truncated for piece in pieces)
+    whole = renderer.texts.encode([text.lower()], add_special_tokens=False)[0]
+    assert len(whole) == 100
+    assert sum(len(piece.prompt) for piece in pieces) == len(whole) + len(pieces)
 
 
 def test_a_vector_of_one_position_is_said_to_be_approximate(bge: str) -> None:

@@ -9,7 +9,7 @@ from inlay.api.generation.messages import read_messages
 from inlay.api.generation.parts import MEDIA_PARTS, kind_of
 from inlay.api.generation.truncation import Truncation
 from inlay.base.errors import InvalidRequestError
-from inlay.embedding.static import Weights, static_weights
+from inlay.embedding.static import Weights, served_weights
 from inlay.http.bodies.embeds import Embeddings
 from inlay.messages.card import ModelCard
 from inlay.messages.pooling import RoleCard
@@ -40,6 +40,7 @@ class InputPiece(NamedTuple):
         truncated: True if a part of the input was cut off.
         static: weights that make its sparse vector of the prompt's ids, without the model.
         spans: as in `Pooling.spans`.
+        begins: positions at which the parts of a split text begin.
     """
 
     prompt: Prompt
@@ -49,6 +50,7 @@ class InputPiece(NamedTuple):
     truncated: bool = False
     static: Weights | None = None
     spans: tuple[int, ...] = ()
+    begins: tuple[int, ...] = (0,)
 
 
 class Inputs(Protocol):
@@ -153,22 +155,33 @@ class TextInputs:
 
         Raises `InvalidRequestError` if there is no room.
         """
-        form, limit = self.form, self.cut.limit
-        if form is not None:
-            limit = min(limit, form.at_most or limit) - (form.marker is not None)
-        # Of a prompt alone: with a text behind it, it has no more.
-        before = self.renderer.texts.encode([prefix], add_special_tokens=self._has_special)
-        room = limit - len(before[0])
+        room = self._limit - len(self._ids(prefix))
         if room < 1:
             raise InvalidRequestError(
-                f"the model's prompt leaves no room for a text in {limit} positions"
+                f"the model's prompt leaves no room for a text in {self._limit} positions"
             )
         return room
+
+    def over(self, prefix: str, text: str) -> int:
+        """Return the tokens by which a text behind its prompt is too long; 0 if it fits."""
+        return max(0, len(self._ids(prefix + text)) - self._limit)
+
+    def _ids(self, text: str) -> Sequence[int]:
+        given = text.lower() if self.lower_case else text
+        return self.renderer.texts.encode([given], add_special_tokens=self._has_special)[0]
+
+    @property
+    def _limit(self) -> int:
+        """Positions of a text with its prompt and special tokens, without a role's marker."""
+        form, limit = self.form, self.cut.limit
+        if form is None:
+            return limit
+        return min(limit, form.at_most or limit) - (form.marker is not None)
 
     @property
     def _static(self) -> Weights | None:
         where = None if self.form is None else self.form.static
-        return None if where is None else static_weights(Path(where))
+        return None if where is None else served_weights(Path(where))
 
     @property
     def _has_special(self) -> bool:

@@ -8,7 +8,7 @@ where the model sums, which is exact by definition; vectors of tokens stand one 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -71,13 +71,15 @@ class LongTexts:
                 "split_long_inputs is of texts; token ids, chats and prompt_embeds are not split",
                 param="split_long_inputs",
             )
+        # Of the server's own truncation either.
+        given = replace(given, cut=given.cut._replace(keep=None))
         texts, params = [], []
         for index, text in enumerate(given.texts):
             prefix = given.prefixes[index if len(given.prefixes) > 1 else 0]
             room = given.room(prefix)
             param = given.params[index] if given.params else f"input[{index}]"
             starts = [0]
-            for part in _parts(text, room, given):
+            for part in _parts(text, prefix, room, given):
                 texts.append(part)
                 params.append(param)
                 starts.append(starts[-1] + len(part))
@@ -144,7 +146,7 @@ class LongTexts:
         return sparse(ids, weights, self.max_active)
 
 
-def _parts(text: str, room: int, given: TextInputs) -> list[str]:
+def _parts(text: str, prefix: str, room: int, given: TextInputs) -> list[str]:
     """Return a text as parts of at most `room` tokens, between words where there are any."""
     if given.form is not None and (given.form.at_least or given.form.static is not None):
         return [text]
@@ -152,11 +154,18 @@ def _parts(text: str, room: int, given: TextInputs) -> list[str]:
     while at < len(text):
         # A part of the rest, so that a long text is not copied, or tokenized, for each piece.
         rest = text[at : at + _CHARACTERS * room]
-        part = given.renderer.clipped([rest], [room])[0]
-        if at + len(part) < len(text):
-            between = max(part.rfind(" "), part.rfind("\n"))
-            part = part[:between] if between > len(part) // 2 else part
-        if not part:
+        most = room
+        while most > 0:
+            part = given.renderer.clipped([rest], [most])[0]
+            if at + len(part) < len(text):
+                between = max(part.rfind(" "), part.rfind("\n"))
+                part = part[:between] if between > len(part) // 2 else part
+            # Behind a prompt, or in lower case, it may have more tokens.
+            over = given.over(prefix, part)
+            if not over:
+                break
+            most -= max(1, over // 2)
+        if most < 1 or not part:
             raise InvalidRequestError("a token of the text has more characters than fit")
         found.append(part)
         at += len(part)
@@ -173,4 +182,8 @@ def _piece(pieces: Sequence[InputPiece], starts: Sequence[int]) -> InputPiece:
             for each in piece.ranges or ()
         ]
     segments = chain.from_iterable(piece.prompt.segments for piece in pieces)
-    return InputPiece(Prompt.of(*segments), ranges=ranges)
+    return InputPiece(
+        Prompt.of(*segments),
+        ranges=ranges,
+        begins=tuple(accumulate((len(piece.prompt) for piece in pieces[:-1]), initial=0)),
+    )

@@ -50,7 +50,9 @@ def rows_of(
     """
     values = found.bundle[output.name]
     positions = np.arange(len(values))
-    kept = positions >= output.first
+    kept = np.ones(len(values), np.bool_)
+    for begin in found.piece.begins:
+        kept[begin : begin + output.first] = False
     plan = card.roles.get(role or DOCUMENT)
     if output.name == "tokens" and plan is not None and plan.skip:
         ids = np.array([-1 if id_ is None else id_ for id_ in ids_of(found.piece.prompt)])
