@@ -10,14 +10,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from inlay.base.errors import InvalidRequestError
+from inlay.api.generation.truncation import Truncation
+from inlay.api.openai.embeddings.inputs import TextInputs
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.embedding.config import EmbeddingConfig
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.settings import EngineSettings
+from inlay.messages.pooling import RoleCard
+from inlay.render import Renderer
 from inlay.render.tokenizer import load_tokenizer
 from inlay.store import StoreSettings
 from tests import output_models as models
 from tests.live import SECRET, Fleet, fleet
+from tests.payloads import constant
 
 TEXTS = ["the harbour counts the lanterns", "cold wind", "ships [SEP] sail"]
 
@@ -88,6 +93,36 @@ def test_documents_ask_the_model_and_are_scored_with_queries(running: tuple[Flee
         answer = post(url, "/v1/score", text_1=one, text_2=many).json()
         scores = [item["score"] for item in answer["data"]]
         np.testing.assert_allclose(scores, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "form", [{"content": [{"type": "text", "text": "cold"}]}, {"prompt_embeds": constant(0.5)}]
+)
+def test_a_query_that_is_no_text_is_refused_by_name(
+    running: tuple[Fleet, str], form: dict[str, Any]
+) -> None:
+    _, url = running
+    answer = post(url, "/v1/rerank", query=form, documents=TEXTS)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "query"
+    assert "reads texts alone in the role query" in answer.json()["error"]["message"]
+
+
+def test_token_ids_have_no_role(running: tuple[Fleet, str]) -> None:
+    _, url = running
+    answer = post(url, input=[[5, 6]], role="query")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "role"
+
+
+def test_a_frontend_without_the_weights_says_that_it_is_its_own_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    form = RoleCard(static=str(tmp_path / "query_0_Static"))
+    renderer = Renderer.load(models.routed() / "document_0_MLM")
+    with pytest.raises(EngineError, match="cannot read the model's weights of queries"):
+        TextInputs(TEXTS, renderer, Truncation(64), form=form).pieces(0, 1)
+    assert f"put them in {form.static}" in caplog.text
 
 
 def copied(tmp_path: Path) -> Path:

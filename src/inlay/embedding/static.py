@@ -4,6 +4,7 @@ As `SparseStaticEmbedding` of sentence-transformers: an id that stands in the te
 however often it stands there.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.embedding.cache import Bundle
 from inlay.embedding.files import object_of
 from inlay.tensors.named import read_arrays
@@ -22,6 +23,8 @@ from inlay.tensors.tensor import NUMPY_DTYPES
 from inlay.tensors.weight_files import find_pickled, find_weights
 
 Weights: TypeAlias = npt.NDArray[np.float32]
+
+_log = logging.getLogger(__name__)
 
 _BY_TOKEN = "idf.json"
 
@@ -40,6 +43,18 @@ def static_weights(directory: Path) -> Weights:
         )
     found.flags.writeable = False
     return found
+
+
+def served_weights(directory: Path) -> Weights:
+    """As `static_weights`, for a frontend, which needs the files where the workers have them.
+
+    Raises `EngineError` if it cannot read them; the log says why, as of a model's tokenizer.
+    """
+    try:
+        return static_weights(directory)
+    except (InlayError, OSError) as error:
+        _log.error("cannot read a model's weights of queries, put them in %s: %s", directory, error)
+        raise EngineError("this server cannot read the model's weights of queries") from error
 
 
 def _saved(directory: Path) -> npt.NDArray[Any]:

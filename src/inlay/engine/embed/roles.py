@@ -79,7 +79,7 @@ def _static(directory: Path, loaded: LoadedTokenizer, card: EmbeddingCard) -> Ro
         )
     most = own.config.get("model_max_length")
     return RoleCard(
-        static=str(directory.resolve()),
+        static=str(directory),
         at_most=int(most) if most is not None and most < ENDLESS else None,
     )
 

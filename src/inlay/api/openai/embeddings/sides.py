@@ -224,6 +224,7 @@ class Reading:
             InlayError: an item that the model does not take.
         """
         card = embedding_card(self.model)
+        self._check_forms(side, role, card)
         found = ToCompute(side, role)
         places = [n for n, item in enumerate(side.items) if isinstance(item, str)]
         if places:
@@ -255,6 +256,19 @@ class Reading:
         if contents:
             self._add(found, self._chats(side, contents, card), [*contents])
         return found
+
+    def _check_forms(self, side: Side, role: str, card: EmbeddingCard) -> None:
+        """Raise `InvalidRequestError` for rows or a chat in a role that has weights for ids."""
+        form = card.roles.get(role)
+        if form is None or form.static is None:
+            return
+        for place, item in enumerate(side.items):
+            if isinstance(item, Document) and item.ref is None:
+                raise InvalidRequestError(
+                    f"{side.path(place)} has {_form_of(item)}; the model `{self.model.name}` "
+                    f"reads texts alone in the role {role}",
+                    param=side.path(place),
+                )
 
     def _add(self, found: ToCompute, inputs: Inputs, places: Sequence[int]) -> None:
         found.inputs.append(inputs)
