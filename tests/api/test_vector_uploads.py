@@ -82,7 +82,7 @@ def test_memory_is_taken_for_the_numbers_of_a_file_not_for_its_bytes(running: Fl
     own = running.serve(store=StoreSettings().open(SECRET), max_client_bytes=10 * MIB)
     whole = read_vectors(file(own, outputs=["tokens"], embed_dtype="int8"))
     rows = MIB // models.SIZE
-    arrays = {
+    arrays: dict[str, Any] = {
         "tokens": np.ones((rows, models.SIZE), np.int8),
         "tokens.scale": np.ones(rows, np.float32),
         "tokens.offsets": np.array([0, rows], np.int64),
