@@ -28,6 +28,16 @@ FRONTEND = "Deployment inlay-frontend"
 WORKERS = tuple(f"Deployment inlay-worker-{name}" for name in ("one", "two", "writer", "painter"))
 TEST = "Pod inlay-test"
 POD_ADDRESS = {"fieldRef": {"fieldPath": "status.podIP"}}
+IN_A_POD = "kubectl exec deploy/inlay-frontend -- "
+COMMANDS = sorted(
+    {
+        line.strip().removeprefix(IN_A_POD)
+        for page in (ROOT / "docs" / "deploy").glob("*.md")
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.strip().startswith(IN_A_POD)
+    }
+)
+"""What the pages have people type within a frontend's pod."""
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +196,13 @@ def test_stored_prompts_are_backed_up_from_within_a_frontend(kubelet: Kubelet) -
     counted = kubelet.execute(FRONTEND, "sh", "-c", 'python3 -c "$0" backup | wc --bytes', text)
     assert "OBJ_inlay_default_prompts: 0 messages" in counted.stderr
     assert int(counted.stdout) > 1000
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_pages_run_within_a_frontend(kubelet: Kubelet, command: str) -> None:
+    done = kubelet.execute(FRONTEND, *command.split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "demo" in done.stdout
 
 
 @pytest.mark.parametrize("owner", [*WORKERS, FRONTEND, NATS])
