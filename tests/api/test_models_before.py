@@ -34,6 +34,8 @@ from inlay_stages.graph import Graph, Stage
 from tests.models import EOS_ID, add_thinking, make, tiny
 from tests.router.scripted_stages import SEQS, ScriptedStage, World, card_of
 
+pytestmark = pytest.mark.extensions("stages")
+
 
 def call_of(server: Server, ending: ExitStack) -> Any:
     return SimpleNamespace(

@@ -34,6 +34,8 @@ from inlay_stages.graph import Graph, Stage
 from tests.router.scripted_stages import ScriptedStage, World, card_of
 from tests.router.standing import CARD
 
+pytestmark = pytest.mark.extensions("stages")
+
 
 class Sound:
     """A sound of some pieces."""

@@ -256,6 +256,7 @@ class Inner(ScriptedStage):
         return msgspec.structs.replace(super().card, embedding=EmbeddingCard(size=4))
 
 
+@pytest.mark.extensions("stages")
 async def test_a_part_inside_another_model_is_not_described() -> None:
     async with World.around(Inner("reader")) as world:
         app = build_app(world.router, FrontendSettings(port=0), secret=Secret(bytes(32)))

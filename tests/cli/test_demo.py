@@ -25,6 +25,8 @@ from inlay.cli.settings import DemoSettings
 from tests import preloaded
 from tests.serving import free_port
 
+pytestmark = pytest.mark.extensions
+
 START_SECONDS = 180
 
 

@@ -18,6 +18,8 @@ from inlay.cli.demo_images import asked, compared
 from inlay.demo import vision_examples
 from tests.cli.test_demo import Shown, demonstrated
 
+pytestmark = pytest.mark.extensions
+
 EXAMPLES = vision_examples()
 
 
