@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import EngineError, InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch, BatchItem
@@ -17,6 +17,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.native.integers import integers
 from inlay.engine.torch.self_check.modules import ModuleCheck
+from inlay.engine.torch.weights import joint
 from inlay.engine.torch.weights.joint import JointBody
 from inlay.engine.torch.weights.linear import FusedPart
 from inlay.engine.torch.weights.linear_methods import BlockLinear
@@ -139,13 +140,13 @@ def test_eight_bits_are_refused_where_there_are_no_blocks(file: Path, tmp_path: 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layers_in_one_native_call_give_the_bits_of_their_modules(file: Path, dtype: str) -> None:
     """Prompts and steps that decode, one sequence and several; a hook has modules run alone."""
-    joint, apart = load(file, dtype=dtype), load(file, dtype=dtype)
-    assert isinstance(joint._body, JointBody)
+    whole, apart = load(file, dtype=dtype), load(file, dtype=dtype)
+    assert isinstance(whole.body, JointBody)
     ran: list[object] = []
     apart.decoder_layers[0].register_forward_hook(lambda *_: ran.append(None))
-    found = [_steps(model) for model in (joint, apart)]
+    found = [_steps(model) for model in (whole, apart)]
     assert len(ran) == len(found[0])
-    assert joint._body._plan is not None
+    assert whole.body._plan is not None
     assert all(map(torch.equal, *found))
 
 
@@ -183,3 +184,39 @@ def test_a_wrong_product_with_blocks_is_found_in_its_sample_of_rows(file: Path) 
         assert (
             check.agrees(["a"], 32, torch.empty(0), wrong, expected, only=weight.sample()) is right
         )
+
+
+def _with_other_eps(plan: Any, norm: Any, addend: torch.Tensor | None, out: torch.Tensor) -> Any:
+    """As `_Plan._norm`, but norms of the second half of a layer have another epsilon."""
+    eps = norm.eps if addend is None else 2 * norm.eps
+    call = plan._kernels.norm_call(plan._x, addend, norm.weight, eps, out)
+    return plan._named("add_and_norm", call)
+
+
+def test_layers_in_one_native_call_that_differ_are_left_as_modules(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(joint._Plan, "_norm", _with_other_eps)
+        with pytest.raises(EngineError, match=r"strict: layers in one call of this model differ"):
+            load(file, self_check="strict")
+        found = load(file, self_check="start")
+        assert "layers in one call" in caplog.text
+        # A later start knows it.
+        later = load(file, self_check="start")
+        apart = load(file)
+        apart.decoder_layers[0].register_forward_hook(lambda *_: None)
+        wanted = _steps(apart)
+        for model in (found, later):
+            assert model.self_check is not None
+            assert (model.self_check.result, model.self_check.left_out) == (
+                "reduced",
+                (joint.NAME,),
+            )
+            assert all(map(torch.equal, _steps(model), wanted))
+    right = load(file, self_check="full")
+    assert right.self_check is not None
+    assert right.self_check.result == "passed"
+    assert isinstance(right.body, JointBody)
+    # It ran at the start.
+    assert right.body._plan is not None

@@ -176,7 +176,7 @@ class CausalModel:
             fuse(model, self.layers, native, check)
         elif (on_gpu := kernels_on(model.device)) is not None:
             fuse_on_gpu(model, self.layers, on_gpu, check)
-        self._body = joint(model.base_model, native)
+        self.body: Any = joint(model.base_model, native, check.known)
         if self.batch_invariant and (reason := make_invariant(model, native, group)) is not None:
             if batch_invariant:
                 raise InvalidRequestError(f"--batch-invariant: {reason}", param="batch_invariant")
@@ -389,7 +389,7 @@ class CausalModel:
             if batch.features is not None:
                 more |= inner_features(batch, batch.features, padding)
             with self._adapted(batch, padding):
-                hidden: Tensor = self._body(
+                hidden: Tensor = self.body(
                     inputs_embeds=F.pad(self.inputs(batch), (0, 0, 0, padding))[None],
                     position_ids=positions,
                     use_cache=False,

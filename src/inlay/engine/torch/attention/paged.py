@@ -100,25 +100,30 @@ class PagedAttention(Protocol):
 
 
 class WithLargestWindow:
-    """A `PagedAttention` whose windows have at most so many positions."""
+    """A `PagedAttention` whose windows have at most so many positions.
+
+    Attributes:
+        paged: the attention itself.
+    """
 
     def __init__(self, paged: Any, largest: int) -> None:
-        self._paged = paged
+        self.paged = paged
         self._largest = largest
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         """Attend as `PagedAttention.attend` does."""
-        found: Tensor = self._paged.attend(layer, query, key, value, self._narrowed(scoring))
+        found: Tensor = self.paged.attend(layer, query, key, value, self.narrowed(scoring))
         return found
 
     def attend_projected(self, layer: int, projection: Projection, scoring: Scoring) -> Tensor:
         """Attend with the queries, keys and values of `projection`; returns [T, Q, D]."""
-        found: Tensor = self._paged.attend_projected(layer, projection, self._narrowed(scoring))
+        found: Tensor = self.paged.attend_projected(layer, projection, self.narrowed(scoring))
         return found
 
-    def _narrowed(self, scoring: Scoring) -> Scoring:
+    def narrowed(self, scoring: Scoring) -> Scoring:
+        """Return the scoring of a layer with such a window."""
         if not isinstance(scoring.window, int):
             return scoring
         return scoring._replace(window=min(scoring.window, self._largest))

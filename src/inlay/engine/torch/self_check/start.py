@@ -117,7 +117,7 @@ def _as_before(
         _logger.info("the self-check of an earlier start is not used: %s", error)
         return None
     judgement = steps.judge(model, reference)
-    if not judgement.right or (not same and check.left_out):
+    if not judgement.right or judgement.left_out or (not same and check.left_out):
         # In full, to say what is wrong.
         return None
     if same:
@@ -225,6 +225,7 @@ def _compared(
     begun = time.monotonic()
     reference = reference.moved(found.device)
     judgement = steps.judge(found, reference)
+    check.left_out |= judgement.left_out
     return _Compared(found, reference, check, judgement, time.monotonic() - begun)
 
 

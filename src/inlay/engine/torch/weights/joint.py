@@ -5,6 +5,7 @@ costs more than what they compute. The kernels are those that the modules call, 
 the bits are the modules'.
 """
 
+from collections.abc import Callable, Collection
 from ctypes import addressof
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.engine.torch.attention.native import NativeAttention
+from inlay.engine.torch.attention.paged import Scoring, WithLargestWindow
 from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.native.integers import BlockProduct
 from inlay.engine.torch.native.kernels import Call
@@ -19,10 +21,13 @@ from inlay.engine.torch.weights.fused import FusedAttention, FusedGated
 from inlay.engine.torch.weights.linear import RMSNorm
 from inlay.engine.torch.weights.linear_methods import BlockLinear
 
+NAME = "layers in one call"
+"""Of a `JointBody` among the modules that a check at start may leave out."""
+
 _BODIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"})
 """transformers modules: layers of x + attention(norm(x)) and x + gated(norm(x)), and a norm."""
 
-_MOST = 64
+MOST = 64
 """Positions of a step; for more, what is saved is little."""
 
 _CALLS, _PREPARE = 9, 2
@@ -49,7 +54,12 @@ class _Layer(NamedTuple):
 
 
 class JointBody:
-    """The body of a model, of which a step of few positions is one native call."""
+    """The body of a model, of which a step of few positions is one native call.
+
+    Attributes:
+        apart: the modules run instead.
+        difference: largest, of an element, that a check has seen from them.
+    """
 
     def __init__(self, body: Any, kernels: Kernels, layers: list[_Layer]) -> None:
         """Take `layers`, which are those of `body`."""
@@ -58,15 +68,20 @@ class JointBody:
         for layer in body.layers:
             self._watched += [layer, layer.self_attn, layer.mlp]
         self._plan: _Plan | None = None
+        self.apart = False
+        self.difference = 0.0
 
     def __call__(
         self, *, inputs_embeds: Tensor, position_ids: Tensor, paged: Any, **more: Any
     ) -> Any:
         """Compute as the body: [1, T, C] to an output with `last_hidden_state`."""
-        rows = inputs_embeds.shape[1]
-        if not (
-            type(paged) is NativeAttention
-            and rows == len(paged.slots[0]) <= _MOST
+        rows, own = inputs_embeds.shape[1], paged
+        narrowed: Callable[[Scoring], Scoring] | None = None
+        if type(paged) is WithLargestWindow:
+            own, narrowed = paged.paged, paged.narrowed
+        if self.apart or not (
+            type(own) is NativeAttention
+            and rows == len(own.slots[0]) <= MOST
             and more.keys() <= {"use_cache"}
             and not any(each._forward_hooks or each._forward_pre_hooks for each in self._watched)
         ):
@@ -76,7 +91,7 @@ class JointBody:
         if self._plan is None or self._plan.kind != (rows, torch.get_num_threads()):
             self._plan = _Plan(self._kernels, self._layers, self._body.norm, inputs_embeds[0])
         cosine, sine = self._body.rotary_emb(inputs_embeds, position_ids)
-        return Found(self._plan.run(inputs_embeds[0], cosine[0], sine[0], paged)[None])
+        return Found(self._plan.run(inputs_embeds[0], cosine[0], sine[0], own, narrowed)[None])
 
 
 class _Plan:
@@ -134,7 +149,14 @@ class _Plan:
         call = self._kernels.norm_call(self._x, addend, norm.weight, norm.eps, out)
         return self._named("add_and_norm", call)
 
-    def run(self, x: Tensor, cosine: Tensor, sine: Tensor, paged: NativeAttention) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        paged: NativeAttention,
+        narrowed: Callable[[Scoring], Scoring] | None,
+    ) -> Tensor:
         """Compute [T, C] to [T, C]; `cosine` and `sine` as in `Projection`."""
         self._x.copy_(x)
         out = torch.empty_like(self._x)
@@ -143,7 +165,7 @@ class _Plan:
         made, sizes = [], dict[int, int]()
         for attention in (layer.attention for layer in self._layers):
             keys, values = pages.keys[attention.layer], pages.values[attention.layer]
-            scoring = attention.scoring
+            scoring = attention.scoring if narrowed is None else narrowed(attention.scoring)
             shape = paged.shape(attention.layer, scoring.window)
             prepare = kernels.prepare_call(
                 self._projected, cosine, sine, attention.norms, attention.eps,
@@ -167,9 +189,12 @@ class _Plan:
         return out
 
 
-def joint(body: Any, kernels: Kernels | None) -> Any:
-    """Return what computes as `body`: in one native call where its layers are known, or itself."""
-    if kernels is None or type(body).__name__ not in _BODIES:
+def joint(body: Any, kernels: Kernels | None, left_out: Collection[str] | None) -> Any:
+    """Return what computes as `body`: in one native call where its layers are known, or itself.
+
+    `left_out` names what an earlier start found to differ.
+    """
+    if kernels is None or type(body).__name__ not in _BODIES or NAME in (left_out or ()):
         return body
     layers = []
     for layer in body.layers:
