@@ -4,11 +4,12 @@ import asyncio
 import errno
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from socket import create_connection, socket
 from typing import Any
 
 import pytest
+import uvloop
 
 from inlay.http import listener
 from inlay.http.listener import MAX_STARTED, HttpListener
@@ -152,3 +153,24 @@ async def test_closing_ends_the_connections_that_wait() -> None:
     last.settimeout(90)
     with last, pytest.raises(ConnectionResetError):
         _read(last)
+
+
+async def _ended(turns: int) -> None:
+    """A connection that is not served when its listener closes, after some turns, is ended."""
+    async with serving() as served:
+        (client,) = served.connect(CLIENT)
+        served.opened.clear()
+        client.setblocking(False)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_served = bool(served.addresses)
+    with client, suppress(ConnectionResetError):
+        async with asyncio.timeout(60):
+            assert is_served or await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_no_connection_begins_after_closing_and_stays(turns: int) -> None:
+    # As servers run: each event loop begins connections in its own turns.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_ended(turns))

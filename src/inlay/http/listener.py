@@ -59,12 +59,14 @@ class HttpListener:
         self._starting: set[asyncio.Task[object]] = set()
         self._next: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._is_closing = False
         listening.setblocking(False)
         listening.listen(backlog)
         self._loop.add_reader(listening, self._accept)
 
     def close(self) -> None:
         """Accept nothing more and end the connections that wait or begin; those served go on."""
+        self._is_closing = True
         self._loop.remove_reader(self._listening)
         for handle in (self._next, self._retry):
             if handle is not None:
@@ -73,7 +75,9 @@ class HttpListener:
             self._waiting.take().close()
         while self._closed:
             self._closed.popleft().close()
-        for task in self._starting:
+        # A handshake takes as long as its peer likes. Without one a turn or two are left, in which
+        # a connection that is cancelled may begin nevertheless.
+        for task in self._starting if self._tls is not None else ():
             task.cancel()
 
     async def wait_closed(self) -> None:
@@ -134,11 +138,13 @@ class HttpListener:
 
     async def _connect(self, connection: socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(
+            transport, _ = await self._loop.connect_accepted_socket(
                 self._make_protocol,
                 connection,
                 ssl=None if self._tls is None else self._tls.context,
             )
+            if self._is_closing:
+                transport.close()
         except OSError as error:
             # A peer that left, or whose TLS handshake failed, concerns nobody else.
             log.debug("a connection did not begin: %s", error)
