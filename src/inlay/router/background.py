@@ -54,7 +54,8 @@ class _Waits:
             self.without = before + _LEARNED * (found - before)
         self.samples.clear()
         self.most = running
-        return inf if self.without is None else found / self.without
+        # A clock may say that nobody waited.
+        return inf if self.without is None else found / max(self.without, 1e-9)
 
 
 class BackgroundWindow:

@@ -222,9 +222,11 @@ def test_queries_and_keys_are_normed_turned_and_stored(
     keys, values = (torch.full((heads, 3, 16, size), 7.0, dtype=dtype) for _ in range(2))
     slots = torch.randperm(48)[:stored]
 
-    query = native.prepare(
-        projected, cosine, sine, norms if normed else None, 1e-6, slots, keys, values, query_heads
+    query = projected.new_empty(positions, query_heads, size)
+    call = native.prepare_call(
+        projected, cosine, sine, norms if normed else None, 1e-6, slots, keys, values, query
     )
+    native.prepare(dtype, call)
 
     def turned(states: Tensor, norm: Tensor) -> Tensor:
         states = F.rms_norm(states, (size,), norm.double(), 1e-6) if normed else states

@@ -51,17 +51,20 @@ class NativeAttention:
 
     def attend_projected(self, layer: int, projection: Projection, scoring: Scoring) -> Tensor:
         """Attend with the queries, keys and values of `projection`; returns [T, Q, D]."""
-        query = self._kernels.prepare(
-            projection.heads,
+        projected, keys = projection.heads, self.pages.keys[layer]
+        query = projected.new_empty(len(projected), projection.query_heads, keys.shape[3])
+        call = self._kernels.prepare_call(
+            projected,
             projection.cosine,
             projection.sine,
             projection.norms,
             projection.eps,
             self.slots[layer],
-            self.pages.keys[layer],
+            keys,
             self.pages.values[layer],
-            projection.query_heads,
+            query,
         )
+        self._kernels.prepare(projected.dtype, call)
         return self._attend(layer, query, scoring)
 
     def _attend(self, layer: int, query: Tensor, scoring: Scoring) -> Tensor:
@@ -70,7 +73,7 @@ class NativeAttention:
         out = query.new_empty(query.shape[0], query.shape[1], values.shape[3])
         out[len(self.slots[layer]) :] = 0
         sinks = None if scoring.sinks is None else scoring.sinks.float()
-        self._kernels.paged_attention(
+        call = self._kernels.attention_call(
             out,
             query,
             keys,
@@ -79,8 +82,8 @@ class NativeAttention:
             scoring.scaling,
             scoring.softcap or 0.0,
             sinks,
-            self.scratch,
         )
+        self._kernels.attend(query.dtype, call, self.scratch)
         return out
 
     def shape(self, layer: int, window: Window) -> AttentionShape:

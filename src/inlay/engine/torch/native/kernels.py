@@ -130,42 +130,19 @@ class Kernels:
         return dtype in NAMES
 
     def attends(self, dtype: torch.dtype) -> bool:
-        """Return True if `paged_attention` reads `dtype`."""
+        """Return True if `attend` reads `dtype`."""
         return dtype in self._attention
 
-    def paged_attention(
-        self,
-        out: Tensor,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        shape: AttentionShape,
-        scaling: float,
-        softcap: float,
-        sinks: Tensor | None,
-        scratch: Callable[[int], Tensor],
+    def attend(
+        self, dtype: torch.dtype, call: ctypes.Structure, scratch: Callable[[int], Tensor]
     ) -> None:
-        """Attend to the positions that each query sees; write to `out`.
+        """Run an `attention_call` of queries in `dtype`.
 
-        A position of a prompt has the same bits whatever chunk it comes in, and with
-        `shape.invariant` those that it would have if it decoded. Decoding reads keys and values
-        where they lie, but for some CPUs in another order of sums: there it then takes longer.
-
-        Args:
-            out: [T, Q, value size], contiguous.
-            query: [T, Q, key size], the last dimension contiguous.
-            keys: [H, N, P, key size], contiguous; P is a multiple of 16.
-            values: [H, N, P, value size], contiguous, or the first part of `keys`.
-            shape: sequences, queries and window.
-            scaling: factor of the scores.
-            softcap: scores become `softcap * tanh(score / softcap)`; 0 for none.
-            sinks: [Q] float32, one more score of each head, whose value is zero; None for none.
-            scratch: gives memory of so many bytes until the call returns.
+        `scratch` gives memory of so many bytes until it returns.
         """
-        call = self.attention_call(out, query, keys, values, shape, scaling, softcap, sinks)
-        memory = scratch(self._attention_bytes[query.dtype](ctypes.byref(call)))
+        memory = scratch(self._attention_bytes[dtype](ctypes.byref(call)))
         call.workspace = memory.data_ptr()
-        self._attention[query.dtype](ctypes.byref(call))
+        self._attention[dtype](ctypes.byref(call))
 
     def attention_bytes(self, dtype: torch.dtype, call: ctypes.Structure) -> int:
         """Return the bytes of the workspace of `attention_call`."""
@@ -182,7 +159,23 @@ class Kernels:
         softcap: float,
         sinks: Tensor | None,
     ) -> Any:
-        """Return what "attention" takes, without `workspace`; as `paged_attention`."""
+        """Return what "attention" takes, which attends to the positions that each query sees.
+
+        It has no workspace yet. A position of a prompt has the same bits whatever chunk it comes
+        in, and with `shape.invariant` those that it would have if it decoded. Decoding reads keys
+        and values where they lie, but for some CPUs in another order of sums: there it then takes
+        longer.
+
+        Args:
+            out: [T, Q, value size], contiguous, is written.
+            query: [T, Q, key size], the last dimension contiguous.
+            keys: [H, N, P, key size], contiguous; P is a multiple of 16.
+            values: [H, N, P, value size], contiguous, or the first part of `keys`.
+            shape: sequences, queries and window.
+            scaling: factor of the scores.
+            softcap: scores become `softcap * tanh(score / softcap)`; 0 for none.
+            sinks: [Q] float32, one more score of each head, whose value is zero; None for none.
+        """
         heads, num_pages, page_size, key_size = keys.shape
         return _PagedAttention(
             query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
@@ -276,39 +269,9 @@ class Kernels:
         )  # fmt: skip
         return out
 
-    def prepare(
-        self,
-        projected: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
-        norms: "tuple[Tensor, Tensor] | None",
-        eps: float,
-        slots: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        query_heads: int,
-    ) -> Tensor:
-        """Norm and rotate queries and keys, and store keys and values in their pages.
-
-        Args:
-            projected: [T, (Q + 2 H) * D] contiguous: query, key and value heads of each position.
-            cosine: [T, R], of the rotary embedding, R <= D; halves, as in transformers' Llama.
-            sine: likewise.
-            norms: [D] float32 each, weights of the norms of query heads and key heads; None for no
-                norms.
-            eps: epsilon of the norms.
-            slots: [stored] int64, for the first `stored` positions; the rest is padding.
-            keys: [H, N, P, D] contiguous.
-            values: likewise.
-            query_heads: Q.
-
-        Returns:
-            The queries [T, Q, D].
-        """
-        query = projected.new_empty(projected.shape[0], query_heads, keys.shape[3])
-        call = self.prepare_call(projected, cosine, sine, norms, eps, slots, keys, values, query)
-        self._prepare[projected.dtype](ctypes.byref(call))
-        return query
+    def prepare(self, dtype: torch.dtype, call: ctypes.Structure) -> None:
+        """Run a `prepare_call` of projections in `dtype`."""
+        self._prepare[dtype](ctypes.byref(call))
 
     @staticmethod
     def prepare_call(
@@ -322,7 +285,20 @@ class Kernels:
         values: Tensor,
         query: Tensor,
     ) -> ctypes.Structure:
-        """Return what "prepare" takes; arguments as of `prepare`; `query` [T, Q, D] is written."""
+        """Return what "prepare" takes, which norms, rotates and stores queries, keys and values.
+
+        Args:
+            projected: [T, (Q + 2 H) * D] contiguous: query, key and value heads of each position.
+            cosine: [T, R], of the rotary embedding, R <= D; halves, as in transformers' Llama.
+            sine: likewise.
+            norms: [D] float32 each, weights of the norms of query heads and key heads; None for no
+                norms.
+            eps: epsilon of the norms.
+            slots: [stored] int64, for the first `stored` positions; the rest is padding.
+            keys: [H, N, P, D] contiguous, their pages.
+            values: likewise.
+            query: [T, Q, D], the queries, is written.
+        """
         heads, num_pages, page_size, size = keys.shape
         return _Prepare(
             projected.data_ptr(), cosine.data_ptr(), sine.data_ptr(),
