@@ -76,11 +76,12 @@ async def run(place: Place, count: int) -> None:
 def test_many_lines_take_little_memory(count: int, tmp_path: Path) -> None:
     """What stays of a line is a digest of its id: 20 bytes, and 16 while they are sorted.
 
-    With 400,000 lines, one string kept of each would be beyond the bound.
+    With 400,000 lines, one string kept of each would be beyond the bound, which is 64 MB for 10^6
+    lines. What an allocator holds beyond what is used differs by some MB from run to run.
     """
     complete(tmp_path / "few", 20_000)  # takes what is taken once
     grown = complete(tmp_path / "many", count)
-    assert grown < 4 * MIB + 56 * count
+    assert grown < 8 * MIB + 56 * count
 
 
 def complete(directory: Path, count: int) -> int:

@@ -163,9 +163,13 @@ def test_guesses_on_an_edit_of_code_are_taken_and_change_nothing(http: httpx.Cli
         f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n```python\nclass TurnQueue"
     )
     before = _guesses(http)
-    choice = ask(http, prompt, max_tokens=100, prompt_logprobs=1)
-    drafted, accepted = (now - then for now, then in zip(_guesses(http), before, strict=True))
-    print(f"{accepted:.0f} of {drafted:.0f} guesses taken for 100 tokens")
+    # Where a step with guesses was slow, as beside other work, they are tried again after a while.
+    for _ in range(6):
+        choice = ask(http, prompt, max_tokens=100, prompt_logprobs=1)
+        drafted, accepted = (now - then for now, then in zip(_guesses(http), before, strict=True))
+        print(f"{accepted:.0f} of {drafted:.0f} guesses taken for 100 tokens")
+        if accepted:
+            break
     assert accepted > 0
     assert SOURCE[len("class FairQueue") :][:200] in choice["text"]
     # Read as a prompt, nothing is guessed.
