@@ -32,7 +32,7 @@ _KEPT = 5
 WAIT = 0.25
 """Part of a step by which a client may wait longer for drafts of others."""
 
-_COST_RETURN = 0.003
+_COST_RETURN = 0.001
 """Part of the way back to `RISE` of sizes above a measured one: what was dear is tried again."""
 
 
