@@ -13,16 +13,20 @@ import torch
 from msgspec.structs import replace
 
 from inlay import demo
+from inlay.adapter.library import AdapterLibrary
 from inlay.engine.api import Engine
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.lora import AdaptedLinear
 from inlay.engine.torch.native import kernels
 from inlay.http.metrics.engine_health import health_of
 from inlay.messages.card import CanaryResult, Exactness, ModelCard, SelfCheck, Stats
+from inlay.messages.commands import LoadAdapter
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Emit, Output, Request, Sampling, TokenLogprobs
+from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.canary import LAST, CanaryAnswer, bound_of, distance
 from inlay.worker.host import EngineHost
 from tests.adapters import make_lora
@@ -61,10 +65,16 @@ class Changing(EchoEngine):
 
 
 @asynccontextmanager
-async def watched(engine: Engine, **given: bool) -> AsyncIterator["asyncio.Queue[ModelCard]"]:
-    """The cards of a worker that sends canaries all the time."""
+async def watched(
+    engine: Engine, *loras: Path, **given: bool
+) -> AsyncIterator["asyncio.Queue[ModelCard]"]:
+    """The cards of a worker that sends canaries all the time, with adapters of these names."""
     await engine.start()
-    host = EngineHost(engine, canary_interval=0.01, **given)  # type: ignore[arg-type]
+    library = AdapterLibrary(["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 23)
+    adapters = AdapterRegistry(engine, library, SECRET, most=3, drain_seconds=5)
+    for lora in loras:
+        await adapters.load(LoadAdapter(lora.name, str(lora)))
+    host = EngineHost(engine, adapters, canary_interval=0.01, **given)  # type: ignore[arg-type]
     cards: asyncio.Queue[ModelCard] = asyncio.Queue()
     host.watch(cards.put_nowait)
     task = asyncio.create_task(host.watch_numbers())
@@ -73,6 +83,7 @@ async def watched(engine: Engine, **given: bool) -> AsyncIterator["asyncio.Queue
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await adapters.close()
         await engine.close()
 
 
@@ -200,6 +211,29 @@ async def test_weights_that_are_damaged_while_it_serves_are_seen(dtype: str) -> 
         card = await seen(cards, lambda canary: canary.wrong)
         assert card.canary is not None
         assert card.canary.distance > card.canary.bound
+
+
+async def test_adapters_take_turns_and_one_that_is_damaged_is_named(tmp_path: Path) -> None:
+    loras = [make_lora(tmp_path / name, tiny("llama"), seed=seed) for seed, name in enumerate("ab")]
+    engine = TorchEngine(
+        torch_settings(enable_lora=True, max_lora_rank=8, batch_invariant=False), SECRET
+    )
+    async with watched(engine, *loras) as cards:
+        for _ in range(6):
+            card = await seen(cards, lambda canary: True)
+            assert card.canary is not None
+            assert card.canary.failures == 0
+        assert engine._model is not None
+        with torch.inference_mode():
+            for module in engine._model.modules():
+                if isinstance(module, AdaptedLinear):
+                    for up in module._up:
+                        up[1].mul_(-1)
+        # Asked again at once, whoever's turn it is.
+        card = await seen(cards, lambda canary: canary.wrong)
+        assert card.canary is not None
+        assert card.canary.adapter == "b"
+        assert "the worker's own request of the adapter b differs" in card.canary.reason
 
 
 def test_a_worker_asks_itself_after_it_wakes_and_after_adapters_come_and_go(

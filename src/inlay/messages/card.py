@@ -260,6 +260,7 @@ class CanaryResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         bound: distance that rounding explains; 0: they must be equal bit for bit.
         failures: wrong answers since the start.
         in_a_row: wrong answers since the last right one.
+        adapter: whose distance it is; "" for the model's own.
     """
 
     at: float
@@ -267,6 +268,7 @@ class CanaryResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     bound: float
     failures: int = 0
     in_a_row: int = 0
+    adapter: str = ""
 
     @property
     def wrong(self) -> bool:
@@ -276,8 +278,9 @@ class CanaryResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     @property
     def reason(self) -> str:
         """Description of a wrong answer."""
+        asked = f" of the adapter {self.adapter}" if self.adapter else ""
         return (
-            "the answer to the worker's own request differs from its first one by "
+            f"the answer to the worker's own request{asked} differs from its first one by "
             f"{self.distance:.3g} (allowed: {self.bound:.3g}), {self.in_a_row} times in a row"
         )
 

@@ -2,13 +2,14 @@
 
 Bad memory, damaged weights and stale pages change the numbers of a model that was right at its
 start. Only requests are used, so it is the same with every engine. They come behind all others.
+The model is asked each time, and one of its adapters: they take turns, new ones first.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -20,7 +21,7 @@ from inlay.base.errors import InvalidRequestError
 from inlay.engine.api import Engine
 from inlay.engine.check_text import text_ids
 from inlay.engine.probe import outputs_of
-from inlay.messages.card import CanaryResult, Exactness, ModelCard
+from inlay.messages.card import Adapter, CanaryResult, Exactness, ModelCard
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Emit, Request, Sampling, Task, TokenLogprobs
 
@@ -112,6 +113,7 @@ class Canary:
         engine: started.
         submit: admits a request of the engine, or emits why not.
         abort: stops one.
+        adapters: returns those that take requests.
         interval: seconds between two; 0 for none.
         invariant: the engine was told to be batch invariant.
         tell: called after each.
@@ -125,6 +127,7 @@ class Canary:
         engine: Engine,
         submit: Callable[[Request, Emit], None],
         abort: Callable[[str], None],
+        adapters: Callable[[], Sequence[Adapter]],
         *,
         interval: float,
         invariant: bool,
@@ -133,12 +136,15 @@ class Canary:
         self._engine = engine
         self._submit = submit
         self._abort = abort
+        self._adapters = adapters
         self._interval = interval
         self._invariant = invariant
         self._tell = tell
         self._due = asyncio.Event()
         self._ids: tuple[int, ...] = ()
         self._first: CanaryAnswer | None = None
+        self._of_adapters: dict[str, CanaryAnswer | None] = {}
+        """First answers by content, the last asked at the end; None of one that gives none."""
         self.last: CanaryResult | None = None
 
     def soon(self) -> None:
@@ -175,14 +181,40 @@ class Canary:
         stats = self._engine.stats()
         if stats.waiting or stats.running >= card.limits.max_num_seqs:
             return False
-        answer = await self._ask(min(_TOP, card.limits.max_logprobs))
+        top = min(_TOP, card.limits.max_logprobs)
+        answer = await self._ask(top)
         if answer is None:
             return False
-        if self._first is None:
-            self._first = answer
-        return self._compare(self._first, answer, bound_of(card, invariant=self._invariant))
+        self._first = self._first or answer
+        pairs = [("", self._first, answer)]
+        adapter = self._next()
+        if adapter is not None:
+            own = await self._ask_adapter(adapter, top)
+            first = self._of_adapters.setdefault(adapter.content_id, own) or own
+            if first is not None and own is not None:
+                pairs.append((adapter.name, first, own))
+        right = self._compare(pairs, bound_of(card, invariant=self._invariant))
+        if adapter is not None and right:
+            self._of_adapters[adapter.content_id] = self._of_adapters.pop(adapter.content_id) or own
+        return right
 
-    async def _ask(self, top: int) -> CanaryAnswer | None:
+    def _next(self) -> Adapter | None:
+        """Return the adapter that was last asked before all others, or never."""
+        ready = {adapter.content_id: adapter for adapter in self._adapters()}
+        known = {content: first for content, first in self._of_adapters.items() if content in ready}
+        self._of_adapters = known
+        for content in (*(each for each in ready if each not in known), *known):
+            return ready[content]
+        return None
+
+    async def _ask_adapter(self, adapter: Adapter, top: int) -> CanaryAnswer | None:
+        try:
+            return await self._ask(top, adapter.name)
+        except InvalidRequestError as error:
+            log.info("no canary is sent to the adapter %s: %s", adapter.name, error.message)
+            return None
+
+    async def _ask(self, top: int, adapter: str | None = None) -> CanaryAnswer | None:
         """Return the answer; None if none came.
 
         Raises `InvalidRequestError` if the engine does not take it.
@@ -190,6 +222,7 @@ class Canary:
         request = Request(
             id=f"canary-{next(_numbers)}",
             prompts=(Prompt.of(Tokens(self._ids)),),
+            adapter=adapter,
             params=Sampling(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True, logprobs=top),
             # A salt of its own: everything is computed, and nobody finds it in the cache.
             salt=uuid4().hex,
@@ -215,9 +248,13 @@ class Canary:
             tuple(each for output in outputs for each in output.logprobs),
         )
 
-    def _compare(self, first: CanaryAnswer, answer: CanaryAnswer, bound: float) -> bool:
-        found = distance(first, answer)
-        right = found <= bound and (bound > 0 or answer == first)
+    def _compare(
+        self, pairs: Sequence[tuple[str, CanaryAnswer, CanaryAnswer]], bound: float
+    ) -> bool:
+        named = {name: distance(first, now) for name, first, now in pairs}
+        adapter = max(named, key=named.__getitem__)
+        found = named[adapter]
+        right = found <= bound and (bound > 0 or all(first == now for _, first, now in pairs))
         before = self.last or CanaryResult(at=0, distance=0, bound=bound)
         self.last = CanaryResult(
             at=time.time(),
@@ -225,6 +262,7 @@ class Canary:
             bound=bound,
             failures=before.failures + (not right),
             in_a_row=0 if right else before.in_a_row + 1,
+            adapter=adapter,
         )
         if (self.last.wrong and not before.wrong) or (not right and not before.in_a_row):
             log.error("canary: %s", self.last.reason)

@@ -133,6 +133,7 @@ class EngineHost:
             engine,
             self.submit,
             self.abort,
+            lambda: () if self._adapters is None else self._adapters.ready,
             interval=canary_interval,
             invariant=batch_invariant,
             tell=self._tell,
