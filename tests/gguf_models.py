@@ -1,12 +1,14 @@
 """GGUF files of the tiny models, as llama.cpp's converter makes them."""
 
 import json
+import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import MODEL_ARCH, get_tensor_name_map
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 from safetensors.numpy import load_file
 
 from tests.models import make
@@ -14,9 +16,19 @@ from tests.tensors.gguf_files import Stored, gguf_bytes, stored
 
 _ARCHITECTURES = {
     "llama": MODEL_ARCH.LLAMA,
+    "mixtral": MODEL_ARCH.LLAMA,
     "qwen2": MODEL_ARCH.QWEN2,
+    "qwen2_moe": MODEL_ARCH.QWEN2MOE,
     "qwen3": MODEL_ARCH.QWEN3,
+    "qwen3_moe": MODEL_ARCH.QWEN3MOE,
     "gemma3": MODEL_ARCH.GEMMA3,
+}
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+
+_SIZES = {
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
 
 
@@ -31,7 +43,9 @@ def gguf_of(directory: Path, file: Path, kind: str = "F32", **changes: Any) -> P
     """
     config = json.loads((directory / "config.json").read_text())
     name = config["model_type"].removesuffix("_text")
-    metadata = {"general.architecture": name, **_keys(name, config), **_tokenizer(directory)}
+    own = MODEL_ARCH_NAMES[_ARCHITECTURES[name]]
+    keys = {f"{own}.{key}": value for key, value in _keys(name, config).items()}
+    metadata = {"general.architecture": own, **keys, **_tokenizer(directory)}
     metadata |= {key.replace("__", "."): value for key, value in changes.items()}
     tensors = tensors_of(directory, kind)
     file.write_bytes(
@@ -53,20 +67,33 @@ def tensors_of(directory: Path, kind: str = "F32") -> dict[str, Stored]:
     name = config["model_type"].removesuffix("_text")
     names = get_tensor_name_map(_ARCHITECTURES[name], config["num_hidden_layers"])
     found = {}
-    for key, values in load_file(directory / "model.safetensors").items():
+    for key, values in _stacked(load_file(directory / "model.safetensors")).items():
         stem, _, ending = key.rpartition(".")
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         part = stem.rpartition(".")[2]
-        if name == "llama" and part in heads:
+        if name in ("llama", "mixtral") and part in heads:
             values = _in_pairs(values, config[heads[part]])
         if name == "gemma3" and part.endswith("norm"):
             values = values + np.float32(1)
-        matrix = kind if values.ndim > 1 else "F32"
+        matrix = "F32" if values.ndim < 2 or part in ("gate", "shared_expert_gate") else kind
         found[f"{names.get_name(stem)}.{ending}"] = stored(values, matrix)
     scaling = config["rope_parameters"]
     if scaling.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = stored(_divisors(scaling, config["head_dim"]))
     return found
+
+
+def _stacked(weights: dict[str, npt.NDArray[np.float32]]) -> dict[str, npt.NDArray[np.float32]]:
+    """With the matrices of all experts of a layer as one, by the name of one of them less its number."""
+    found, experts = {}, defaultdict[str, dict[int, npt.NDArray[np.float32]]](dict)
+    for key, values in weights.items():
+        if one := _EXPERT.search(key):
+            experts[_EXPERT.sub(".experts.", key)][int(one[1])] = values
+        else:
+            found[key] = values
+    return found | {
+        key: np.stack([of[number] for number in range(len(of))]) for key, of in experts.items()
+    }
 
 
 def _in_pairs(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
@@ -115,7 +142,12 @@ def _keys(name: str, config: dict[str, Any]) -> dict[str, Any]:
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
     if name == "gemma3":
         keys["attention.sliding_window"] = config["sliding_window"]
-    return {f"{name}.{key}": value for key, value in keys.items()}
+    if (experts := config.get("num_local_experts", config.get("num_experts"))) is not None:
+        keys |= {"expert_count": experts, "expert_used_count": config["num_experts_per_tok"]}
+    for theirs, ours in _SIZES.items():
+        if theirs in config:
+            keys[ours] = config[theirs]
+    return keys
 
 
 def _tokenizer(directory: Path) -> dict[str, Any]:

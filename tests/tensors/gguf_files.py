@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 
 from inlay.tensors.blocks import TYPES
 
@@ -51,10 +53,12 @@ def value(of: Any) -> bytes:
 
 
 def stored(values: npt.NDArray[np.float32], kind: str = "F32") -> Stored:
-    """A tensor as F32, F16, or rounded to the blocks of Q8_0 or Q4_0."""
+    """A tensor as F32, F16, or rounded to the blocks of Q8_0, Q4_0 or what the package `gguf` can."""
     shape = values.shape
     if kind in ("F32", "F16"):
         return kind, shape, values.astype("<f4" if kind == "F32" else "<f2").tobytes()
+    if kind not in ("Q8_0", "Q4_0"):
+        return kind, shape, quantize(values, GGMLQuantizationType[kind]).tobytes()
     most = {"Q8_0": 127, "Q4_0": 7}[kind]
     blocks = values.reshape(-1, 32)
     scales = (np.abs(blocks).max(1, keepdims=True) / most).astype("<f2")

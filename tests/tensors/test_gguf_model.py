@@ -26,7 +26,9 @@ from tests.gguf_models import gguf_of, tensors_of
 from tests.models import VOCAB_SIZE, make, tiny
 from tests.tensors.gguf_files import gguf_bytes, stored
 
-FAMILIES = ("llama", "llama3", "qwen2", "qwen3", "gemma3_text")
+FAMILIES = (
+    "llama", "llama3", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "gemma3_text",
+)  # fmt: skip
 TEXTS = ("the harbour town", "naïve café <|im_end|>\n\n  two", "{'a': 42}", "東京 🙂")
 
 
@@ -40,8 +42,11 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "query_pre_attn_scalar": 24,
         "layer_types": kinds,
     }
-    return {family: tiny(family) for family in FAMILIES[:-1]} | {
-        "gemma3_text": make("gemma3_text", gemma, **options)
+    sparse = tmp_path_factory.mktemp("qwen2_moe")
+    return {family: tiny(family) for family in FAMILIES[:-2]} | {
+        "gemma3_text": make("gemma3_text", gemma, **options),
+        # No file says of a layer that it has no experts.
+        "qwen2_moe": make("qwen2_moe", sparse, mlp_only_layers=[]),
     }
 
 
@@ -222,7 +227,14 @@ def test_a_directory_stands_for_the_only_file_in_it(tmp_path: Path) -> None:
             {"general__architecture": "rwkv"},
             "architecture 'rwkv'; of GGUF files those of llama, qw",
         ),
-        ({"llama__expert_count": 8}, "has 'expert_count', which this version does not know"),
+        ({"llama__nextn_predict_layers": 1}, "has 'nextn_predict_layers', which this version does"),
+        ({"llama__expert_count": 8}, "it does not say llama.expert_used_count"),
+        ({"llama__expert_count": 8, "llama__expert_used_count": 9}, "positions choose 9 of 8 exp"),
+        (
+            {"llama__expert_count": 4096, "llama__expert_used_count": 2},
+            "of which there may be 1024",
+        ),
+        ({"llama__expert_count": 8, "llama__expert_used_count": 2}, "it has 'blk.0.ffn_down.wei"),
         ({"llama__logit_scale": 0.5}, "'logit_scale', which this version does not know for llama"),
         ({"llama__block_count": None}, "it does not say llama.block_count"),
         ({"llama__block_count": 1}, "it has 'blk.1.attn_k.weight'"),

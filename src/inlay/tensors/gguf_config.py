@@ -1,63 +1,31 @@
-"""Configuration and names of the models in GGUF files: ggml's keys and names to transformers'.
+"""Configuration and tensors of the models in GGUF files, as transformers has them.
 
-The keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what is in no file (layers with
-windows, scales) stands in llama.cpp's `llama-model.cpp`. An architecture, a key or a tensor that is
-not known here is refused: it would change numbers without a word.
+The keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. An architecture, a key or a
+tensor that is not known here is refused: it would change numbers without a word.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import inf, log
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from inlay.base.errors import InvalidRequestError
 from inlay.tensors.gguf import GgufFile, GgufTensor
+from inlay.tensors.gguf_architectures import Architecture, Fields, GgufKeys, architecture_of
 from inlay.tensors.tensor import quoted
 
 ROPE_FREQS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, [head_dim / 2]."""
 
 _ROPE_THETA = 10000.0
-_GEMMA3_LOCAL_THETA = 10000.0
-_GEMMA3_PATTERN = 6
-"""Every sixth layer of Gemma 3 sees everything."""
-_GEMMA3_27B_LAYERS = 62
-_WINDOWED = "sliding_attention"
 
 _OUTER = {
     "token_embd.weight": ("model.embed_tokens.weight", "VH"),
     "output_norm.weight": ("model.norm.weight", "H"),
 }
 _HEAD = {"output.weight": ("lm_head.weight", "VH")}
-_LAYER = {
-    "attn_norm.weight": ("input_layernorm.weight", "H"),
-    "attn_q.weight": ("self_attn.q_proj.weight", "QH"),
-    "attn_k.weight": ("self_attn.k_proj.weight", "KH"),
-    "attn_v.weight": ("self_attn.v_proj.weight", "KH"),
-    "attn_output.weight": ("self_attn.o_proj.weight", "HQ"),
-    "ffn_norm.weight": ("post_attention_layernorm.weight", "H"),
-    "ffn_gate.weight": ("mlp.gate_proj.weight", "IH"),
-    "ffn_up.weight": ("mlp.up_proj.weight", "IH"),
-    "ffn_down.weight": ("mlp.down_proj.weight", "HI"),
-}
-_QKV_BIAS = {
-    "attn_q.bias": ("self_attn.q_proj.bias", "Q"),
-    "attn_k.bias": ("self_attn.k_proj.bias", "K"),
-    "attn_v.bias": ("self_attn.v_proj.bias", "K"),
-}
-_OUTPUT_BIAS = {"attn_output.bias": ("self_attn.o_proj.bias", "H")}
-_QK_NORM = {
-    "attn_q_norm.weight": ("self_attn.q_norm.weight", "D"),
-    "attn_k_norm.weight": ("self_attn.k_norm.weight", "D"),
-}
-_FOUR_NORMS = {
-    "post_attention_norm.weight": ("post_attention_layernorm.weight", "H"),
-    "ffn_norm.weight": ("pre_feedforward_layernorm.weight", "H"),
-    "post_ffw_norm.weight": ("post_feedforward_layernorm.weight", "H"),
-}
 
 _KEYS = frozenset(
     {
@@ -71,140 +39,6 @@ _KEYS = frozenset(
 )  # fmt: skip
 _MUST_BE_ZERO = frozenset({"expert_count", "expert_used_count", "nextn_predict_layers"})
 """Keys that some writers give models that have no such thing."""
-
-Fields = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """A `general.architecture`.
-
-    Attributes:
-        model_type: transformers' name.
-        model_class: transformers' class of it.
-        layer: of each tensor of a layer, the model's name and what its sizes are.
-        biases: tensors of a layer that all or no layers have.
-        keys: that it has beside those of all.
-        own: fields of the configuration that no other has.
-        paired_heads: rows of queries and keys are permuted, and are to be in halves.
-        shifted_norms: norms are stored as 1 + w.
-    """
-
-    model_type: str
-    model_class: str
-    layer: Mapping[str, tuple[str, str]]
-    own: "Callable[[GgufKeys, Fields], Fields]"
-    biases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    keys: frozenset[str] = frozenset()
-    paired_heads: bool = False
-    shifted_norms: bool = False
-
-
-class GgufKeys:
-    """The metadata under an architecture's name."""
-
-    def __init__(self, file: GgufFile, prefix: str) -> None:
-        self.file = file
-        self._prefix = f"{prefix}."
-        self.names = {
-            key.removeprefix(self._prefix) for key in file.metadata if key.startswith(self._prefix)
-        }
-
-    def get(self, name: str, kind: type, default: Any = None) -> Any:
-        """A value; of a list of equal values, one for each layer, that value.
-
-        Raises `InvalidRequestError` if there is none and no `default`, or it is of another type.
-        """
-        key = self._prefix + name
-        value = self.file.metadata.get(key, default)
-        if isinstance(value, list) and len({str(item) for item in value}) == 1:
-            value = value[0]
-        if isinstance(value, list):
-            raise self.refused(f"{key} differs from layer to layer, which is not read")
-        if value is None:
-            raise self.refused(f"it does not say {key}")
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.refused(f"{key} is {quoted(str(value))}, not {kind.__name__}")
-        if isinstance(value, float) and not 0 < value < inf:
-            raise self.refused(f"{key} is {value}")
-        if isinstance(value, float):
-            # What was 1e-6 in double precision is that again, not 9.99999997e-07.
-            return float(str(np.float32(value)))
-        if isinstance(value, int) and not 0 < value < 1 << 32:
-            raise self.refused(f"{key} is {value}")
-        return value
-
-    def refused(self, why: str) -> InvalidRequestError:
-        """The error for a file that cannot be served, and why."""
-        return InvalidRequestError(f"{self.file.path} cannot be served: {why}", param="model")
-
-
-def _plain(keys: GgufKeys, config: Fields) -> Fields:
-    return {"hidden_act": "silu"}
-
-
-def _llama(keys: GgufKeys, config: Fields) -> Fields:
-    has = "blk.0.attn_q.bias" in keys.file.tensors
-    return {"hidden_act": "silu", "attention_bias": has, "mlp_bias": False}
-
-
-def _gemma3(keys: GgufKeys, config: Fields) -> Fields:
-    layers, rope = config["num_hidden_layers"], config["rope_parameters"]
-    pattern = keys.get("attention.sliding_window_pattern", int, _GEMMA3_PATTERN)
-    heads = config["hidden_size"] // config["num_attention_heads"]
-    found: Fields = {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": keys.get("attention.sliding_window", int),
-        "layer_types": [
-            _WINDOWED if (index + 1) % pattern else "full_attention" for index in range(layers)
-        ],
-        "rope_parameters": {
-            "full_attention": rope,
-            _WINDOWED: {"rope_type": "default", "rope_theta": _GEMMA3_LOCAL_THETA},
-        },
-        # That of 27B is not the size of its heads.
-        "query_pre_attn_scalar": heads if layers == _GEMMA3_27B_LAYERS else config["head_dim"],
-    }
-    if "final_logit_softcapping" in keys.names:
-        found["final_logit_softcapping"] = keys.get("final_logit_softcapping", float)
-    return found
-
-
-ARCHITECTURES = {
-    "llama": Architecture(
-        "llama", "LlamaForCausalLM", _LAYER, _llama, _QKV_BIAS | _OUTPUT_BIAS, paired_heads=True
-    ),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LAYER | _QKV_BIAS, _plain),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LAYER | _QK_NORM, _plain),
-    "gemma3": Architecture(
-        "gemma3_text", "Gemma3ForCausalLM", _LAYER | _QK_NORM | _FOUR_NORMS, _gemma3,
-        keys=frozenset(
-            {
-                "attention.sliding_window", "attention.sliding_window_pattern",
-                "final_logit_softcapping",
-            }
-        ),
-        shifted_norms=True,
-    ),
-}  # fmt: skip
-"""Those that are read; `docs/models.md` has them for readers."""
-
-
-def architecture_of(file: GgufFile) -> Architecture:
-    """The architecture of the model in a file.
-
-    Raises:
-        InvalidRequestError: an unknown one.
-    """
-    name = file.metadata.get("general.architecture")
-    found = ARCHITECTURES.get(name) if isinstance(name, str) else None
-    if found is None:
-        raise InvalidRequestError(
-            f"{file.path} holds a model of architecture {quoted(str(name))}; of GGUF files those "
-            f"of {', '.join(ARCHITECTURES)} are served",
-            param="model",
-        )
-    return found
 
 
 def config_of(file: GgufFile, end_tokens: list[int]) -> Fields:
@@ -373,13 +207,26 @@ def named_tensors(file: GgufFile, config: Fields) -> Iterator[Named]:
         if key == ROPE_FREQS:
             continue
         name, shape = expected[key]
+        if (1, *tensor.shape) == shape:
+            # Some writers leave the size of one out.
+            tensor = replace(tensor, shape=shape)
         if tensor.shape != shape:
             raise InvalidRequestError(
                 f"{file.path} cannot be served: tensor {quoted(key)} has shape {tensor.shape}, and "
                 f"its metadata say {shape}",
                 param="model",
             )
-        yield Named(name, tensor)
+        yield from _experts(name, tensor) if "{}" in name else (Named(name, tensor),)
+
+
+def _experts(name: str, tensor: GgufTensor) -> Iterator[Named]:
+    """Yield the matrices of experts that stand one after another in a tensor."""
+    count, *shape = tensor.shape
+    nbytes = tensor.nbytes // count
+    for expert in range(count):
+        offset = tensor.offset + expert * nbytes
+        one = replace(tensor, shape=tuple(shape), offset=offset, nbytes=nbytes)
+        yield Named(name.format(expert), one)
 
 
 def _expected(file: GgufFile, config: Fields) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
@@ -392,6 +239,10 @@ def _expected(file: GgufFile, config: Fields) -> Iterator[tuple[str, tuple[str, 
         "D": config["head_dim"],
         "Q": config["num_attention_heads"] * config["head_dim"],
         "K": config["num_key_value_heads"] * config["head_dim"],
+        "E": config.get("num_experts", config.get("num_local_experts", 0)),
+        "F": config.get("moe_intermediate_size", 0),
+        "S": config.get("shared_expert_intermediate_size", 0),
+        "1": 1,
     }
 
     def placed(name: str, of: str) -> tuple[str, tuple[int, ...]]:

@@ -18,7 +18,8 @@ from inlay.base.errors import InvalidRequestError
 from inlay.base.user_cache import user_cache
 from inlay.tensors.blocks import TYPES, Bytes, Floats, dequantise, is_finite
 from inlay.tensors.gguf import GgufFile, is_gguf, read_bytes
-from inlay.tensors.gguf_config import Named, architecture_of, config_of, named_tensors
+from inlay.tensors.gguf_architectures import architecture_of
+from inlay.tensors.gguf_config import Named, config_of, named_tensors
 from inlay.tensors.gguf_tokenizer import GgufTokenizer
 from inlay.tensors.stored import StoredTensor
 

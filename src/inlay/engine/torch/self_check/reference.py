@@ -24,7 +24,6 @@ from transformers.modeling_utils import AttentionInterface
 from inlay.engine.pool_reference import KEPT, PoolReference
 from inlay.engine.torch.self_check.prompts import COUNT, WINDOW, CheckPrompt, check_prompts
 from inlay.engine.torch.weights.division import head_of
-from inlay.engine.torch.weights.quantised.weight import KeptWeight
 
 VARIANTS = 3
 """Prompts as they are, and two `free` ones; where layers are compared, there is a `forced` one."""
@@ -280,8 +279,7 @@ def as_published(model: Any, largest_window: int | None = None) -> Iterator[str]
             each._attn_implementation_internal = name
         if window is not None and largest_window is not None:
             config.sliding_window = min(window, largest_window)
-        with _dequantised(model):
-            yield name
+        yield name
     finally:
         for each, implementation in zip(configs, before, strict=True):
             each._attn_implementation_internal = implementation
@@ -294,35 +292,6 @@ def _configs(model: nn.Module) -> Iterator[Any]:
         config = getattr(module, "config", None)
         if hasattr(config, "_attn_implementation_internal"):
             yield config
-
-
-@contextmanager
-def _dequantised(model: nn.Module) -> Iterator[None]:
-    """Let linears whose weights are kept quantised compute with what these stand for."""
-    changed = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.Linear) and isinstance(module.weight, KeptWeight)
-    ]
-    for module in changed:
-        setattr(module, "forward", _Dequantised(module))  # noqa: B010
-    try:
-        yield
-    finally:
-        for module in changed:
-            del module.forward
-
-
-class _Dequantised:
-    """The product of a linear with its dequantised weight, which is dropped at once."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        self._linear = linear
-
-    def __call__(self, x: Tensor) -> Tensor:
-        weight: Any = self._linear.weight
-        found: Tensor = weight.quantised.product(x, self._linear.bias)
-        return found
 
 
 class Capture:

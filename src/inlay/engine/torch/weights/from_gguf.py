@@ -16,7 +16,7 @@ from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.weights.gguf import dense
 from inlay.tensors.checkpoint import checkpoint_of, config_of, stored_tensors
 from inlay.tensors.gguf import GgufFile
-from inlay.tensors.gguf_config import ARCHITECTURES
+from inlay.tensors.gguf_architectures import ARCHITECTURES
 from inlay.tensors.weight_files import WHOLE
 
 

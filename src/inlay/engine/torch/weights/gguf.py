@@ -3,8 +3,10 @@
 Weights are dequantised, or kept in their blocks where there are products with these.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.native.integers import Integers, integers
-from inlay.engine.torch.weights.quantised.blocks import BlockWeight
+from inlay.engine.torch.weights.quantised.blocks import BlockWeight, ExpertBlocks
 from inlay.engine.torch.weights.quantised.reading import KeptWeights
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
 from inlay.tensors.blocks import TYPES, dequantise
@@ -22,6 +24,13 @@ from inlay.tensors.checkpoint import config_of, stored_tensors
 from inlay.tensors.gguf import is_gguf
 from inlay.tensors.gguf_model import not_finite, read_blocks, read_values, types_in
 from inlay.tensors.stored import StoredTensor
+
+_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.weight")
+_JOINT = {
+    "gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1), "down_proj": ("down_proj", 0),
+    "w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1), "w2": ("down_proj", 0),
+}  # fmt: skip
+"""Of the matrices of an expert: the parameter they are part of, and which half of its outputs."""
 
 _CHUNK = 1 << 22
 """Values that are there in float32 at a time."""
@@ -115,10 +124,40 @@ def gguf_weights(
     Raises:
         InvalidRequestError: as `stored_tensors`; when one is accessed, as `read_blocks`.
     """
-    return {
+    found: dict[str, Any] = {
         name: _Weight(tensor, dtype, kept)
         for tensor in stored_tensors(file)
         if (name := rename(tensor.name)) is not None
+    }
+    for name, experts in _of_experts(found).items():
+        parts = [[found.pop(part) for part in expert] for expert in experts]
+        if all(part.in_blocks for expert in parts for part in expert):
+            found[name] = _Experts(parts)
+        else:
+            # What transformers merges cannot be kept.
+            found |= {
+                part: replace(of, kept=None)
+                for names, each in zip(experts, parts, strict=True)
+                for part, of in zip(names, each, strict=True)
+            }
+    return found
+
+
+def _of_experts(names: Iterable[str]) -> dict[str, list[list[str]]]:
+    """Return the parameters that transformers makes of matrices of experts.
+
+    Of each, by expert, the names of the matrices whose rows are its outputs.
+    """
+    found = defaultdict[str, dict[int, dict[int, str]]](lambda: defaultdict(dict))
+    for name in names:
+        if (match := _EXPERT.fullmatch(name)) is not None:
+            layer, expert, part = match.groups()
+            joint, half = _JOINT[part]
+            whole = f"{layer.replace('.block_sparse_moe', '.mlp')}.experts.{joint}"
+            found[whole][int(expert)][half] = name
+    return {
+        whole: [[of[expert][half] for half in sorted(of[expert])] for expert in sorted(of)]
+        for whole, of in found.items()
     }
 
 
@@ -130,22 +169,43 @@ class _Weight:
     dtype: torch.dtype
     kept: KeptWeights | None
 
-    def __getitem__(self, index: Any) -> Tensor:
-        native = None if self.kept is None else self.kept.integers
+    @property
+    def in_blocks(self) -> bool:
+        """There are products with it as it is."""
         shape, type_ = self.tensor.shape, TYPES[self.tensor.dtype].number
-        if (
-            self.kept is not None
-            and native is not None
-            and len(shape) == 2
-            and index is ...
-            and native.serves(type_, shape[1])
-        ):
-            blocks = torch.from_numpy(read_blocks(self.tensor, halves=False))
-            try:
-                return self.kept.add(BlockWeight.of(native, type_, blocks, *shape))
-            except ValueError as error:
-                raise not_finite(self.tensor) from error
+        native = None if self.kept is None else self.kept.integers
+        return native is not None and len(shape) == 2 and native.serves(type_, shape[1])
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if self.kept is not None and index is ... and self.in_blocks:
+            return self.kept.add(self.blocks())
         return dense(self.tensor, self.dtype)[index]
+
+    def blocks(self) -> BlockWeight:
+        """Return the matrix in blocks. Raises as `read_blocks`."""
+        assert self.kept is not None
+        assert self.kept.integers is not None
+        blocks = torch.from_numpy(read_blocks(self.tensor, halves=False))
+        try:
+            return BlockWeight.of(
+                self.kept.integers, TYPES[self.tensor.dtype].number, blocks, *self.tensor.shape
+            )
+        except ValueError as error:
+            raise not_finite(self.tensor) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """Stand-in for a parameter of all experts, [E, O, I]: each one's matrices below one another."""
+
+    parts: list[list[_Weight]]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        kept = self.parts[0][0].kept
+        assert kept is not None
+        assert index is ...
+        experts = (BlockWeight.joined([part.blocks() for part in expert]) for expert in self.parts)
+        return kept.add(ExpertBlocks(tuple(experts)))
 
 
 def dense(tensor: StoredTensor, dtype: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from inlay.engine.torch.lora import LoraBank
 from inlay.engine.torch.native import Kernels, kernels
 from inlay.engine.torch.self_check.modules import ModuleCheck
+from inlay.engine.torch.weights.experts import EXPERT_ROUNDINGS, faster_experts, routed
 from inlay.engine.torch.weights.linear_methods import (
     BlockLinear,
     LinearMethod,
@@ -28,7 +29,7 @@ from inlay.engine.torch.weights.linear_methods import (
     differ,
     packs,
 )
-from inlay.engine.torch.weights.quantised.blocks import BlockWeight
+from inlay.engine.torch.weights.quantised.blocks import BlockWeight, ExpertBlocks
 from inlay.engine.torch.weights.quantised.weight import (
     AnyQuantised,
     KeptWeight,
@@ -192,6 +193,10 @@ def accelerate(
                 [_join_path(path, name)], child.weight.shape[0], child.weight, norm, child
             ):
                 setattr(parent, name, norm)
+            elif (experts := faster_experts(child)) is not None and swap.same_experts(
+                _join_path(path, name), child, experts
+            ):
+                setattr(parent, name, experts)
 
 
 def least_rows(model: nn.Module) -> int:
@@ -236,6 +241,14 @@ class _Swap(NamedTuple):
         )
         for index, name in enumerate(names):
             setattr(parent, name, FusedPart(shared, index))
+
+    def same_experts(self, place: str, own: Any, experts: nn.Module) -> bool:
+        """Return True if the replacement of the experts `own` computes what they do."""
+        count, size, _ = own.down_proj.shape
+        found, expected = routed(experts, count), routed(own, count)
+        return self.check.agrees(
+            [place], size, own.down_proj, found, expected, roundings=EXPERT_ROUNDINGS
+        )
 
     def _agrees(
         self, places: Sequence[str], linears: Sequence[nn.Linear], product: nn.Module
@@ -302,12 +315,18 @@ def _stacked(linears: Sequence[nn.Linear]) -> tuple[Tensor | AnyQuantised, Tenso
                 for linear, each in zip(linears, biases, strict=True)
             ]
         )
-    kept = [linear.weight.quantised for linear in linears if isinstance(linear.weight, KeptWeight)]
+    kept = _kept([linear.weight for linear in linears])
     if kept:
         whole: AnyQuantised = type(kept[0]).joined(cast("Any", kept))
         return whole, bias
     weights = [linear.weight.detach() for linear in linears]
     return weights[0] if len(weights) == 1 else torch.cat(weights), bias
+
+
+def _kept(weights: Sequence[Tensor]) -> list[AnyQuantised]:
+    """Return the matrices that stand behind some of the weights of linears."""
+    held = [weight.quantised for weight in weights if isinstance(weight, KeptWeight)]
+    return [each for each in held if not isinstance(each, ExpertBlocks)]
 
 
 def _join_path(path: str, name: str) -> str:
@@ -316,7 +335,7 @@ def _join_path(path: str, name: str) -> str:
 
 def _join(weights: Sequence[Tensor]) -> bool:
     """Return True if one product can have all `weights`."""
-    kept = [weight.quantised for weight in weights if isinstance(weight, KeptWeight)]
+    kept = _kept(weights)
     if len(kept) in (0, len(weights)):
         return all(above.joins(cast("Any", below)) for above, below in pairwise(kept))
     return False

@@ -47,6 +47,11 @@ class BlockWeight:
         return self.parts[0].inputs
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs, inputs."""
+        return self.outputs, self.inputs
+
+    @property
     def nbytes(self) -> int:
         """Bytes that a product reads."""
         return sum(part.data.nbytes for part in self.parts)
@@ -108,3 +113,23 @@ class BlockWeight:
         if bias is not None:
             whole += bias if only is None else bias[only]
         return whole.to(x.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertBlocks:
+    """The matrices [E, O, I] of a layer's experts in blocks.
+
+    Attributes:
+        experts: each expert's.
+    """
+
+    experts: tuple[BlockWeight, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts, outputs, inputs."""
+        return len(self.experts), *self.experts[0].shape
+
+    def dense(self) -> Tensor:
+        """Return the matrices, float32 [E, O, I]."""
+        return torch.stack([weight.dense() for weight in self.experts])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.native.integers import Integers
-from inlay.engine.torch.weights.quantised.blocks import BlockWeight
+from inlay.engine.torch.weights.quantised.blocks import BlockWeight, ExpertBlocks
 from inlay.engine.torch.weights.quantised.formats import QuantisedFiles, Read, find
 from inlay.engine.torch.weights.quantised.scheme import Scheme
 from inlay.engine.torch.weights.quantised.weight import AnyQuantised, KeptWeight
@@ -112,7 +112,7 @@ class KeptWeights:
         self.integers = integers
         self._weights: list[KeptWeight] = []
 
-    def add(self, weight: AnyQuantised) -> KeptWeight:
+    def add(self, weight: AnyQuantised | ExpertBlocks) -> KeptWeight:
         """Return the parameter in place of `weight`."""
         self._weights.append(KeptWeight.of(weight, self._dtype))
         return self._weights[-1]
@@ -120,7 +120,8 @@ class KeptWeights:
     def settle(self, model: nn.Module) -> None:
         """Dequantise the weights of a loaded model that its layers have no products of.
 
-        Those of plain linear layers have, and tables in blocks are looked up in.
+        Those of plain linear layers and of experts in blocks have; tables in blocks are looked up
+        in.
 
         Raises:
             InvalidRequestError: transformers has put something else in place of a weight.
@@ -137,8 +138,12 @@ class KeptWeights:
 
 
 def _in_blocks(module: nn.Module) -> bool:
-    weight = module.weight if isinstance(module, nn.Embedding) else None
-    return isinstance(weight, KeptWeight) and isinstance(weight.quantised, BlockWeight)
+    """Return True for a table, or a layer's experts, in blocks."""
+    kind = BlockWeight if isinstance(module, nn.Embedding) else ExpertBlocks
+    held = list(module.parameters(recurse=False))
+    return bool(held) and all(
+        isinstance(each, KeptWeight) and isinstance(each.quantised, kind) for each in held
+    )
 
 
 def dequantise(model: nn.Module, where: Callable[[nn.Module], bool] = lambda module: True) -> None:

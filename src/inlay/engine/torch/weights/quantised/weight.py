@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from inlay.engine.torch.weights.quantised.blocks import BlockWeight
+from inlay.engine.torch.weights.quantised.blocks import BlockWeight, ExpertBlocks
 
 _WIDTH = 64
 
@@ -118,6 +118,11 @@ class QuantisedWeight:
         parts = (self.words, self.scales, self.shifts)
         return sum(part.nbytes for part in parts if part is not None)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs, inputs."""
+        return self.outputs, self.inputs
+
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply [..., I] with what the codes stand for: [..., O], in the dtype of `x`."""
         return F.linear(x, self.dense().to(x.dtype), bias)
@@ -195,28 +200,32 @@ AnyQuantised: TypeAlias = QuantisedWeight | BlockWeight
 class KeptWeight(nn.Parameter):
     """A weight of a model as it is loaded, in place of the numbers it stands for.
 
-    It has the shape, dtype and device of the weight, and the memory of one element. Look-up of rows
-    by `F.embedding` gives those of a `BlockWeight`.
+    It has the shape, dtype and device of the weight, and the memory of one element. `F.linear`
+    multiplies with it; `F.embedding` gives rows of a `BlockWeight`; an index is that of one of the
+    `ExpertBlocks`, and gives a parameter in its place.
     """
 
-    quantised: AnyQuantised
+    quantised: AnyQuantised | ExpertBlocks
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look up rows; all else is done with the numbers in its place."""
-        if func is F.embedding and isinstance(args[1], KeptWeight):
+        """Compute with what it stands for; all else is done with the numbers in its place."""
+        held = [given.quantised for given in args if isinstance(given, KeptWeight)]
+        if func is F.embedding and held and isinstance(held[0], BlockWeight):
             ids, weight = args[:2]
-            if isinstance(weight.quantised, BlockWeight):
-                rows = weight.quantised.rows(ids.flatten())
-                return rows.to(weight.dtype).view(*ids.shape, -1)
+            return held[0].rows(ids.flatten()).to(weight.dtype).view(*ids.shape, -1)
+        if func is F.linear and held and not isinstance(held[0], ExpertBlocks):
+            bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
+            return held[0].product(args[0], bias)
+        if func is Tensor.__getitem__ and held and isinstance(held[0], ExpertBlocks):
+            return KeptWeight.of(held[0].experts[int(args[1])], args[0].dtype)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs or {})
 
     @staticmethod
-    def of(quantised: AnyQuantised, dtype: torch.dtype) -> "KeptWeight":
+    def of(quantised: AnyQuantised | ExpertBlocks, dtype: torch.dtype) -> "KeptWeight":
         """Return a parameter in place of `quantised`, of `dtype`."""
-        shape = (quantised.outputs, quantised.inputs)
-        kept = cast("KeptWeight", torch.zeros((), dtype=dtype).expand(shape))
+        kept = cast("KeptWeight", torch.zeros((), dtype=dtype).expand(quantised.shape))
         found = KeptWeight(kept, requires_grad=False)
         found.quantised = quantised
         return found
