@@ -15,6 +15,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native.integers import integers
 from inlay.engine.torch.quality import quality_of
+from inlay.engine.torch.weights.experts import BlockExperts
 from inlay.engine.torch.weights.linear_methods import BlockLinear
 from inlay.engine.torch.weights.quantised.rounding import q4_k, q8_0
 from inlay.messages.prompt import Buffer, Rows, Tokens
@@ -92,6 +93,18 @@ def test_routers_of_experts_stay_as_they_are(family: str, tmp_path: Path) -> Non
     assert routers
     assert {name: type(found[name]) for name in routers} == {name: plain[name] for name in routers}
     assert any(isinstance(module, BlockLinear) for module in found.values())
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_are_rounded_as_linear_layers_are(family: str, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 64, "moe_intermediate_size": 32}
+    path = make(family, tmp_path, **(sizes if family == "qwen3_moe" else {}))
+    plain, model = load(path), load(path, quantization="int8", self_check="strict")
+    experts = [module for _, module in named(model) if isinstance(module, BlockExperts)]
+    assert len(experts) == len(model.decoder_layers)
+    found, expected = logits(model, Tokens(IDS)), logits(plain, Tokens(IDS))
+    assert not torch.equal(found, expected)
+    assert float((found - expected).norm() / expected.norm()) < 0.1
 
 
 def named(model: CausalModel) -> Iterator[tuple[str, nn.Module]]:

@@ -1,5 +1,6 @@
 """Experts: those in GGUF's blocks, and those of sizes that torch's grouped product refuses."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,9 +38,9 @@ class BlockExperts(nn.Module):
     """
 
     def __init__(self, own: Any, gate_up: ExpertBlocks, down: ExpertBlocks) -> None:
-        """Take the place of transformers' module `own`, whose activation this is."""
+        """Take the place of transformers' module `own`, whose gate this is."""
         super().__init__()
-        self._act = own.act_fn
+        self._gated: Callable[[Tensor], Tensor] = own._apply_gate
         self._gate_up, self._down = _products(gate_up), _products(down)
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -51,21 +52,28 @@ class BlockExperts(nn.Module):
         for expert, count in enumerate(chosen.flatten().bincount().tolist()):
             if count:
                 place = order[start : start + count]
-                gate, up = self._gate_up[expert](given[start : start + count]).chunk(2, -1)
-                found[place] = self._down[expert](self._act(gate) * up)
+                inner = self._gated(self._gate_up[expert](given[start : start + count]))
+                found[place] = self._down[expert](inner)
                 start += count
         parts = found.view(rows, choices, -1).float() * weights[..., None].float()
         return parts.sum(1).to(hidden.dtype)
 
 
+def weights_of_experts(module: nn.Module) -> list[str]:
+    """Return the names of a module's matrices of experts, [E, O, I] each, that may be in blocks.
+
+    Empty for what is none, or has biases or another layout, as transformers' module itself says.
+    """
+    says = {"has_gate": True, "is_concatenated": True, "is_transposed": False, "has_bias": False}
+    says["has_post_expert_norm"] = False
+    plain = all(getattr(module, name, None) is said for name, said in says.items())
+    return ["gate_up_proj", "down_proj"] if plain else []
+
+
 def faster_experts(module: nn.Module) -> BlockExperts | None:
     """Return the replacement of a module of experts in blocks; None for any other."""
-    held = [
-        each.quantised if isinstance(each, KeptWeight) else None
-        for name in ("gate_up_proj", "down_proj")
-        if (each := getattr(module, name, None)) is not None
-    ]
-    match held:
+    weights = [getattr(module, name) for name in weights_of_experts(module)]
+    match [each.quantised for each in weights if isinstance(each, KeptWeight)]:
         case [ExpertBlocks() as gate_up, ExpertBlocks() as down]:
             return BlockExperts(module, gate_up, down)
     return None

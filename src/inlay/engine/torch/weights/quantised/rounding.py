@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.native.integers import Integers
-from inlay.engine.torch.weights.quantised.blocks import BlockWeight
+from inlay.engine.torch.weights.experts import weights_of_experts
+from inlay.engine.torch.weights.quantised.blocks import BlockWeight, ExpertBlocks
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
 from inlay.tensors.blocks import TYPES
 
@@ -26,12 +27,12 @@ _ROUNDS = 3
 def round_linears(
     model: nn.Module, quantization: str, native: Integers, dtype: torch.dtype
 ) -> None:
-    """Round the weights of a model's linear layers in place; tables, norms and biases stay.
+    """Round the weights of a model's linear layers and experts in place; all else stays.
 
     A head is rounded to eight bits whatever is asked for; if it is tied to the table it gets a copy
     of its own, and the table stays as it is, so that rows of the files are the model's. Routers of
-    experts stay, as do matrices whose inputs 32 does not divide; to q4_k, those that 256 does not
-    divide have eight bits.
+    experts stay, as do experts with biases, and matrices whose inputs 32 does not divide; to q4_k,
+    those that 256 does not divide have eight bits.
 
     Args:
         model: as it is loaded.
@@ -44,22 +45,32 @@ def round_linears(
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
     for path, module in list(model.named_modules()):
-        if type(module) is not nn.Linear or _routes(path):
+        names = ["weight"] if type(module) is nn.Linear else weights_of_experts(module)
+        matrices = {name: getattr(module, name).detach() for name in names}
+        if _routes(path) or any(each.shape[-1] % _BLOCK for each in matrices.values()):
             continue
-        outputs, inputs = module.weight.shape
-        if inputs % _BLOCK:
-            continue
-        four = quantization == "q4_k" and module is not head and not inputs % _SUPER
-        name, encode = ("Q4_K", q4_k) if four else ("Q8_0", q8_0)
-        raw = _encoded(module.weight.detach(), encode)
-        try:
-            weight = BlockWeight.of(native, TYPES[name].number, raw, outputs, inputs)
-        except ValueError as error:
-            raise InvalidRequestError(
-                f"{path}.weight cannot be rounded ({quantization}): it has values that are "
-                "infinite, no numbers, or too large"
-            ) from error
-        module.weight = KeptWeight.of(weight, dtype)
+        four = quantization == "q4_k" and module is not head
+        for name, matrix in matrices.items():
+            try:
+                weight = _rounded(matrix, native, four=four and not matrix.shape[-1] % _SUPER)
+            except ValueError as error:
+                raise InvalidRequestError(
+                    f"{path}.{name} cannot be rounded ({quantization}): it has values that are "
+                    "infinite, no numbers, or too large"
+                ) from error
+            setattr(module, name, KeptWeight.of(weight, dtype))
+
+
+def _rounded(matrix: Tensor, native: Integers, *, four: bool) -> BlockWeight | ExpertBlocks:
+    """Round a matrix [O, I], or those of experts [E, O, I]. Raises as `Integers.panels`."""
+    if matrix.dim() > 2:
+        return ExpertBlocks(tuple(_of_one(each, native, four=four) for each in matrix))
+    return _of_one(matrix, native, four=four)
+
+
+def _of_one(matrix: Tensor, native: Integers, *, four: bool) -> BlockWeight:
+    name, encode = ("Q4_K", q4_k) if four else ("Q8_0", q8_0)
+    return BlockWeight.of(native, TYPES[name].number, _encoded(matrix, encode), *matrix.shape)
 
 
 def _routes(path: str) -> bool:
