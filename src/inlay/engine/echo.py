@@ -43,6 +43,9 @@ from inlay.tensors.checkpoint import config_of
 class _EchoedRequest:
     request: Request
     emit: Emit
+    sampling: Sampling
+    length: int
+    prompt_logprobs: PromptLogprobs | None
     ids: "cycle[int]"
     emitted: int
 
@@ -53,7 +56,7 @@ class _EchoedRequest:
                 self.request.attempt,
                 self.emitted,
                 finish_reason=reason,
-                usage=EngineUsage(len(self.request.prompt), self.emitted),
+                usage=EngineUsage(self.length, self.emitted),
                 error=None if error is None else ErrorFrame.of(error),
             )
         )
@@ -133,12 +136,15 @@ class EchoEngine:
         if request.task is not Task.GENERATE:
             emit(self._pool(request))
             return
-        length, limit = len(request.prompt), self.card.limits.max_model_len
+        card, prompt, sampling = self.card, request.prompt, request.sampling
+        length = len(prompt)
         if not length:
             raise InvalidRequestError("the prompt has no positions", param="prompt")
-        check_length(length, limit, request.sampling.max_tokens)
-        prompt_logprobs = _prompt_logprobs(request)
-        if not request.sampling.max_tokens:
+        check_length(length, card.limits.max_model_len, sampling.max_tokens)
+        prompt_logprobs = None
+        if sampling.prompt_logprobs is not None and not request.prior_output:
+            prompt_logprobs = _prompt_logprobs(prompt)
+        if not sampling.max_tokens:
             emit(
                 Output(
                     request.id,
@@ -150,10 +156,12 @@ class EchoEngine:
                 )
             )
             return
-        ids = cycle(_answer(request.prompt, self._secret, self.card.vocab_size))
+        ids = cycle(_answer(prompt, self._secret, card.vocab_size))
         skipped = len(request.prior_output)
         next(islice(ids, skipped, skipped), None)  # skip what an earlier attempt has sent
-        self._shell.add(_EchoedRequest(request, emit, ids, skipped))
+        self._shell.add(
+            _EchoedRequest(request, emit, sampling, length, prompt_logprobs, ids, skipped)
+        )
         self._prompted += length
         self._schedule()
 
@@ -186,7 +194,7 @@ class EchoEngine:
         self._schedule()
 
     def _emit_one(self, running: _EchoedRequest) -> None:
-        request, sampling = running.request, running.request.sampling
+        request, sampling = running.request, running.sampling
         id_ = next(running.ids)
         first = running.emitted == len(request.prior_output)
         running.emitted += 1
@@ -208,10 +216,8 @@ class EchoEngine:
             else (TokenLogprobs(0.0, _alternatives(id_, sampling)),),
             ("stop" if stops else "length") if ended else None,
             id_ if stops else None,
-            EngineUsage(len(request.prompt), running.emitted) if first or ended else None,
-            prompt_logprobs=_prompt_logprobs(request)
-            if first and not request.prior_output
-            else None,
+            EngineUsage(running.length, running.emitted) if first or ended else None,
+            prompt_logprobs=running.prompt_logprobs if first else None,
         )
         if not send(request, running.emit, output):
             self._shell.leave(running)
@@ -250,11 +256,9 @@ def _alternatives(id_: int, sampling: Sampling) -> tuple[tuple[int, float], ...]
     return ((id_, 0.0),) if sampling.logprobs else ()
 
 
-def _prompt_logprobs(request: Request) -> PromptLogprobs | None:
+def _prompt_logprobs(prompt: Prompt) -> PromptLogprobs:
     """Return prompt logprobs in which every token is certain."""
-    if request.sampling.prompt_logprobs is None:
-        return None
-    ids = array("i", request.prompt.token_ids()[1:])
+    ids = array("i", prompt.token_ids()[1:])
     return PromptLogprobs(
         1, ids.tobytes(), bytes(4 * len(ids)), array("i", [1] * len(ids)).tobytes()
     )

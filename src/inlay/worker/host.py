@@ -257,16 +257,12 @@ class EngineHost:
         self._sleeping.check_awake()
 
     def _check_rows(self, request: Request) -> None:
-        media = self._engine.card.media
-        allowed = (
-            self._prompt_embeds
-            or (media is not None and media.embeds)
-            or any(part.takes_rows for part in self.parts)
-        )
-        if not allowed and request.has_embeds:
-            raise EmbeddingsError(
-                f"The model `{self._engine.card.name}` takes no prompt_embeds: {EMBEDS_OFF}"
-            )
+        if self._prompt_embeds or not request.has_embeds:
+            return
+        card = self._engine.card
+        media_embeds = card.media is not None and card.media.embeds
+        if not media_embeds and not any(part.takes_rows for part in self.parts):
+            raise EmbeddingsError(f"The model `{card.name}` takes no prompt_embeds: {EMBEDS_OFF}")
 
     def abort(self, request_id: str) -> None:
         """Stop a request; what it has made is freed."""
