@@ -44,6 +44,7 @@ class Sequence:
 
     Attributes:
         request: the request.
+        client: the request's.
         prompt: the request's prompt.
         prompt_length: its positions.
         output: output ids so far, those of earlier attempts included; `append` adds to them.
@@ -99,6 +100,7 @@ class Sequence:
         "atomic",
         "cached",
         "cached_tokens",
+        "client",
         "ended",
         "expires",
         "grammar",
@@ -156,6 +158,7 @@ class Sequence:
             rope: rotary positions, for models that number positions by three axes.
         """
         self.request = request
+        self.client = request.client
         self.prompt: Prompt = request.prompt
         self.sampling: Sampling = request.sampling
         self.output: list[int] = list(request.prior_output)
@@ -216,11 +219,6 @@ class Sequence:
 
     def __repr__(self) -> str:
         return f"Sequence({self.request.id!r}, {self.num_computed_tokens}/{self.length})"
-
-    @property
-    def client(self) -> str | None:
-        """The request's client."""
-        return self.request.client
 
     @property
     def is_protected(self) -> bool:

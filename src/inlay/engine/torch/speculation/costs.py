@@ -3,12 +3,14 @@
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 _C = TypeVar("_C", bound=Hashable)
+_COUNT = itemgetter(2)
 
 RISE = 0.1
 """Cost of one more row as a part of a step, until it has been measured."""
@@ -106,8 +108,7 @@ class StepCosts:
 
     def _expected(self, asked: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return seconds of steps of `asked` rows: between sizes by line, beyond them by `RISE`."""
-        known = np.array(sorted(self._seconds))
-        seconds = np.array([self._seconds[row] for row in known.tolist()])
+        known, seconds = np.array(sorted(self._seconds.items())).T
         above, below = np.maximum(asked - known[-1], 0), np.maximum(known[0] - asked, 0)
         rise = RISE * (seconds[-1] * above / known[-1] - seconds[0] * below / known[0])
         return np.asarray(np.interp(asked, known, seconds) + rise)
@@ -128,19 +129,19 @@ def best_lengths(
         room: maximum number of drafts of all together.
     """
     chances = sorted(
-        (
+        [
             (chance**place, key)
             for key, (chance, count) in acceptance.items()
             for place in range(1, count + 1)
-        ),
+        ],
         reverse=True,
     )[: max(0, room)]
     if not chances:
         return {}
-    tokens = np.array(list(accumulate((chance for chance, _ in chances), initial=float(rows))))
+    tokens = np.array(list(accumulate([chance for chance, _ in chances], initial=float(rows))))
     speed = tokens / costs.relative(rows, len(chances))
     best = int(np.argmax(speed))
-    return _counted(key for _, key in chances[:best]) if speed[best] > (1 + _GAIN) * rows else {}
+    return _counted([key for _, key in chances[:best]]) if speed[best] > (1 + _GAIN) * rows else {}
 
 
 def _counted(keys: Iterable[int]) -> dict[int, int]:
@@ -168,6 +169,8 @@ def shared_lengths(
         costs: of steps.
         room: maximum number of drafts of all together.
     """
+    if len(rows) == 1 and sum(map(_COUNT, wanted)) <= room:
+        return list(map(_COUNT, wanted))
     lines: dict[_C, list[tuple[float, int, int]]] = {}
     for place, (client, chance, count) in enumerate(wanted):
         line = lines.setdefault(client, [])

@@ -39,7 +39,7 @@ class NgramDrafter:
             self._clients[client] += 1
         room = READ // len(self._clients) - self._read[client]
         self._read[client] += history.read(room)
-        if history.unread:
+        if len(history.text) < sequence.length:
             return 0
         found = lookup(history.text, limit, *self._lengths)
         self._found[sequence] = found
@@ -76,20 +76,17 @@ class TokenHistory:
         self._sequence = sequence
         self.text = ""
 
-    @property
-    def unread(self) -> int:
-        """Number of known positions that are not in the text."""
-        return self._sequence.length - len(self.text)
-
     def read(self, room: int) -> int:
         """Read up to `room` more positions; return their number."""
-        prompt, start, base = self._sequence.prompt, len(self.text), self._sequence.prompt_length
-        count = min(room, self.unread)
-        parts = [
-            text_of(part.ids) if isinstance(part, Tokens) else NO_ID * len(part)
-            for _, part in (prompt.spans(start, start + count) if start < base else ())
-        ]
-        output = self._sequence.output[max(0, start - base) : max(0, start + count - base)]
+        sequence, start = self._sequence, len(self.text)
+        base, count = sequence.prompt_length, min(room, sequence.length - start)
+        parts: list[str] = []
+        if start < base:
+            parts = [
+                text_of(part.ids) if isinstance(part, Tokens) else NO_ID * len(part)
+                for _, part in sequence.prompt.spans(start, start + count)
+            ]
+        output = sequence.output[max(0, start - base) : max(0, start + count - base)]
         self.text += "".join(parts) + text_of(output)
         return count
 

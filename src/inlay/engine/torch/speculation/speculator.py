@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 from inlay.engine.torch.cache.table import PageTable
@@ -66,6 +67,9 @@ class _Acceptance:
     tried: bool = False
 
 
+_CHANCE = attrgetter("chance")
+
+
 def _moved(average: float, values: Iterable[float], weight: float) -> float:
     """Return a moving average after more values, each with `weight`."""
     for value in values:
@@ -109,12 +113,13 @@ class _SparePages:
 
     def take(self, chunk: ScheduledChunk, count: int) -> int:
         """Grow the sequence of `chunk` for up to `count` drafts; return for how many it has."""
-        runs = chunk.sequence.pages
+        runs, first = chunk.sequence.pages, chunk.start + 1
+        end = runs[0].end
+        if first + count <= end * self.page_size:
+            return count
         spare = max(0, self.table.available // len(runs) - self.running)
-        room = (runs[0].end + spare) * self.page_size - chunk.start - 1
-        count = min(count, max(0, room))
-        stop = chunk.start + 1 + count
-        self.table.grow(runs, max(0, -(-stop // self.page_size) - runs[0].end))
+        count = min(count, max(0, (end + spare) * self.page_size - first))
+        self.table.grow(runs, max(0, -(-(first + count) // self.page_size) - end))
         return count
 
 
@@ -169,83 +174,77 @@ class Speculator:
             running: number of running sequences. Pages are left for each, which may need one in
                 the next step.
         """
-        decoding = {
-            sequence: chunk
-            for sequence, chunk in plan.chunks.items()
+        by_client: Counter[Hashable] = Counter()
+        decoding: dict[Sequence, ScheduledChunk] = {}
+        limits: dict[Sequence, int] = {}
+        bound: list[Sequence] = []
+        for sequence, chunk in plan.chunks.items():
+            by_client[sequence.client] += chunk.count
+            sampling = sequence.sampling
             # Hidden states are not recorded of drafts.
-            if chunk.samples and chunk.count == 1 and sequence.sampling.hidden_states is None
-        }
-        limits = {
-            sequence: min(plan.left, sequence.sampling.max_tokens - len(sequence.output) - 1)
-            for sequence in decoding
-        }
+            if chunk.samples and chunk.count == 1 and sampling.hidden_states is None:
+                decoding[sequence] = chunk
+                limits[sequence] = min(plan.left, sampling.max_tokens - len(sequence.output) - 1)
+                if sequence.grammar is not None:
+                    bound.append(sequence)
         self._forced = frozenset()
         if not any(limits.values()):
             # All compute prompts, or end with this step.
             if self._drafter is not None:
                 self._drafter.draft({}, plan.left)
             return
-        by_client: Counter[Hashable] = Counter()
-        for sequence, chunk in plan.chunks.items():
-            by_client[sequence.client] += chunk.count
         shared, rows = len(by_client) > 1, by_client.total()
         # Drafts may cost more than they give: what a step takes without them must be known.
         decodes = rows == len(plan.chunks)
         unknown = decodes and not self._costs.measured(rows, lately=shared)
-        bound = [sequence for sequence in decoding if sequence.grammar is not None]
         forced = forced_tokens(bound) if bound and not (unknown and shared) else {}
         self._forced = frozenset(forced)
         # By sequence: the chance of a draft, and how many pay.
-        wanted = {
-            sequence: (1.0, min(len(ids), limits[sequence])) for sequence, ids in forced.items()
-        }
+        wanted: dict[Sequence, tuple[float, int]] = {}
+        certain = 0
+        for sequence, ids in forced.items():
+            count = min(len(ids), limits[sequence])
+            wanted[sequence] = 1.0, count
+            certain += count
+            limits[sequence] = 0
         if self._drafter is not None:
-            certain = sum(count for _, count in wanted.values())
             room = 0 if unknown and not forced else plan.left - certain
-            limits.update(dict.fromkeys(forced, 0))
             wanted |= self._guesses(self._drafter, limits, rows + certain, room)
         most = self._costs.drafts_tried(rows) if shared and decodes else plan.left
-        counts = self._shared(wanted, by_client, min(most, plan.left))
         pages = _SparePages(table, page_size, running)
-        counts = {
-            sequence: pages.take(decoding[sequence], count) for sequence, count in counts.items()
-        }
-        for sequence, ids in forced.items():
-            plan.add_drafts(sequence, ids[: counts.pop(sequence)])
-        if self._drafter is not None:
-            counts = {sequence: count for sequence, count in counts.items() if count}
-            left = plan.left - sum(counts.values())
-            for sequence, drafts in self._drafter.draft(counts, left).items():
-                plan.add_drafts(sequence, drafts)
-
-    def _shared(
-        self,
-        wanted: Mapping[Sequence, tuple[float, int]],
-        by_client: Mapping[Hashable, int],
-        room: int,
-    ) -> dict[Sequence, int]:
-        """Return how many drafts sequences have in a step of `by_client` rows without them."""
+        guessed: dict[Sequence, int] = {}
         asked = [(sequence.client, *of) for sequence, of in wanted.items()]
-        return dict(zip(wanted, shared_lengths(asked, by_client, self._costs, room), strict=True))
+        counts = shared_lengths(asked, by_client, self._costs, min(most, plan.left))
+        for sequence, count in zip(wanted, counts, strict=True):
+            count = pages.take(decoding[sequence], count) if count else 0
+            if sequence in forced:
+                plan.add_drafts(sequence, forced[sequence][:count])
+            elif count:
+                guessed[sequence] = count
+        if self._drafter is not None:
+            left = plan.left - sum(guessed.values())
+            for sequence, drafts in self._drafter.draft(guessed, left).items():
+                plan.add_drafts(sequence, drafts)
 
     def _guesses(
         self, drafter: Drafter, limits: Mapping[Sequence, int], rows: int, room: int
     ) -> dict[Sequence, tuple[float, int]]:
         """Return the chance of a guess, and how many pay, of sequences of which any does."""
-        sequences = list(limits)
-        known = [
-            self._acceptance.setdefault(sequence, _Acceptance(self._usual))
-            for sequence in sequences
-        ]
+        sequences, known = list(limits), []
+        for sequence in sequences:
+            each = self._acceptance.get(sequence)
+            if each is None:
+                each = self._acceptance[sequence] = _Acceptance(self._usual)
+            known.append(each)
         room = min(room, self._costs.drafts_tried(rows))
         # In a full batch none pays, and nothing is looked for.
         most = min(room, self._most * len(sequences))
-        best = max((each.chance for each in known), default=None)
-        limit = 0 if best is None or not self._costs.pays(rows, best, most) else self._most
-        chances = {
-            place: (each.chance, drafter.available(sequence, min(limits[sequence], limit)))
-            for place, (sequence, each) in enumerate(zip(sequences, known, strict=True))
-        }
+        best = max(map(_CHANCE, known), default=0.0)
+        limit = self._most if self._costs.pays(rows, best, most) else 0
+        chances: dict[int, tuple[float, int]] = {}
+        for place, sequence in enumerate(sequences):
+            count = drafter.available(sequence, min(limits[sequence], limit))
+            chances[place] = known[place].chance, count
         counts = best_lengths(chances, rows, self._costs, room)
         for place, each in enumerate(known):
             if place not in counts:
