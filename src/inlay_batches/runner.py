@@ -128,6 +128,7 @@ class BatchRunner:
         self._running_bytes = 0
         self._next = Place()
         self._stop: Stop | None = None
+        self._left = False
         self._look = asyncio.Event()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -152,6 +153,7 @@ class BatchRunner:
             if self._held.record.status == "finalizing":
                 await self._finalize()
         finally:
+            self._left = True
             renewing.cancel()
             for _, task in self._running.values():
                 task.cancel()
@@ -317,9 +319,6 @@ class BatchRunner:
         self._check()
 
     def _begin(self, line: Line) -> None:
-        if self._stop is not None:
-            self._take(self._not_run(line, self._stop))
-            return
         task = asyncio.create_task(self._answer(line))
         self._running[line.number] = line, task
         self._running_bytes += len(line.data or b"")
@@ -329,22 +328,20 @@ class BatchRunner:
         endpoint, limit = self._held.record.endpoint, self._work.max_line_bytes
         read = partial(read_line, line, endpoint, limit)
         request = await self._work.prepare(len(line.data or b""), read)
-        self._take(await self._work.answer(line.number, request))
+        if self._stop is None:
+            self._take(await self._work.answer(line.number, request))
+        else:
+            self._take(not_run(self._held.record.id, line.number, request.custom_id, self._stop))
 
     def _answered(self, line: Line, task: "asyncio.Task[None]") -> None:
         del self._running[line.number]
         self._running_bytes -= len(line.data or b"")
         if task.cancelled():
-            if self._stop is not None:
-                self._take(self._not_run(line, self._stop))
+            if self._stop is not None and not self._left:
+                self._begin(line)
         elif task.exception() is not None:
             self._failure = self._failure or task.exception()
         self._changed.set()
-
-    def _not_run(self, line: Line, why: Stop) -> Outcome:
-        record = self._held.record
-        request = read_line(line, record.endpoint, self._work.max_line_bytes)
-        return not_run(record.id, line.number, request.custom_id, why)
 
     def _take(self, outcome: Outcome) -> None:
         if not self._done:

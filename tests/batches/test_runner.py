@@ -219,6 +219,7 @@ def test_a_batch_that_is_cancelled_keeps_what_was_done_and_says_what_was_not() -
             work.gate = asyncio.Event()
             running = asyncio.create_task(runner.run())
             await work.reached(3)
+            before = work.prepared
             revision, _ = await place.storage.find(place.name)
             stopped = cancelled(await place.record(), place.now)
             assert stopped.status == "cancelling"
@@ -227,6 +228,8 @@ def test_a_batch_that_is_cancelled_keeps_what_was_done_and_says_what_was_not() -
                 stopped = cancelled(await place.record(), place.now)
             runner.look()
             await running
+        # Lines that are not run are read too, and as the others: not on the event loop.
+        assert work.prepared - before == len(b"".join(lines(20).splitlines()))
         record = await place.record()
         output, error = await place.outputs()
         assert (record.status, output, len(error)) == ("cancelled", [], 20)
