@@ -118,12 +118,17 @@ class Kept:
         """
         if bounded:
             self.check_room(owner, len(data) - sum(piece.size for piece in instead_of))
-        name = new_name(kind)
-        async with self.contents.whole() as pieces:
-            for start in range(0, len(data), PIECE_BYTES):
-                piece = bytes(memoryview(data)[start : start + PIECE_BYTES])
-                pieces.append(await self.contents.write(f"{name}-{len(pieces)}", piece))
+        # Counted before it is there: others that are checked meanwhile have no room for theirs.
         self._count(owner, len(data))
+        name = new_name(kind)
+        try:
+            async with self.contents.whole() as pieces:
+                for start in range(0, len(data), PIECE_BYTES):
+                    piece = bytes(memoryview(data)[start : start + PIECE_BYTES])
+                    pieces.append(await self.contents.write(f"{name}-{len(pieces)}", piece))
+        except BaseException:
+            self._count(owner, -len(data))
+            raise
         return tuple(pieces)
 
     async def read(self, pieces: Sequence[Piece]) -> bytes:

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from inlay.base.errors import InvalidRequestError, RateLimitedError
+from inlay.base.errors import InvalidRequestError, OverloadedError, RateLimitedError
 from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits, RequestMemory, Reservation
 from inlay.http.settings import FrontendSettings
 from inlay.messages.prompt import Buffer
@@ -23,6 +23,7 @@ from inlay_state.kept import Kept
 from inlay_state.records import ConversationRecord, encode
 from tests.live import Fleet
 from tests.payloads import embeds_of, error, saved
+from tests.state.place import Interrupted
 from tests.state.test_responses import ASK, client_of, ended
 
 MIB = 1024 * 1024
@@ -105,6 +106,28 @@ def test_what_takes_another_place_needs_room_for_the_rest_alone() -> None:
         assert await kept.read(more) == b"y" * 1000
         with pytest.raises(RateLimitedError):
             kept.check_room("owner", 1)
+
+    asyncio.run(main())
+
+
+def test_what_is_being_written_takes_room_and_what_is_refused_gives_it_back() -> None:
+    async def main() -> None:
+        storage = Interrupted(MIB)
+        kept = Kept(storage, Contents(storage), max_bytes=MIB, owner_bytes=1000, ttl=60)
+
+        async def another() -> None:
+            with pytest.raises(RateLimitedError):
+                await kept.write("owner", "input", b"y" * 500)
+
+        async def refuse() -> None:
+            raise OverloadedError("full")
+
+        storage.on_write = another
+        await kept.write("owner", "output", b"x" * 600)
+        storage.on_write = refuse
+        with pytest.raises(OverloadedError):
+            await kept.write("owner", "output", b"x" * 400)
+        await kept.write("owner", "output", b"x" * 400)
 
     asyncio.run(main())
 
