@@ -11,19 +11,24 @@ from inlay.messages.fields import example, field
 
 Direction: TypeAlias = Literal["Left", "Right", "left", "right"]
 
+Truncate: TypeAlias = Annotated[
+    bool | None,
+    field("cut what is longer than the model reads; when absent the server's default.", True),
+]
+Side: TypeAlias = Annotated[
+    Direction | None, field('side that is cut; "Right" when absent.', "Left")
+]
+PromptName: TypeAlias = Annotated[
+    str | None, field("prompt of the model before each text.", "query")
+]
+
 
 class InputsOfTei(InputsRequest, kw_only=True):
-    """Fields of its routes for vectors and classes.
+    """Fields of its routes for vectors and classes."""
 
-    Attributes:
-        truncate: cut what is longer than the model reads; when absent the server's default.
-        truncation_direction: side that is cut; "Right" when absent.
-        prompt_name: prompt of the model before each text.
-    """
-
-    truncate: bool | None = None
-    truncation_direction: Direction | None = None
-    prompt_name: Annotated[str | None, example("query")] = None
+    truncate: Truncate = None
+    truncation_direction: Side = None
+    prompt_name: PromptName = None
 
 
 class EmbedInputsRequest(InputsOfTei, kw_only=True):
@@ -48,17 +53,11 @@ class ComparedInputs(msgspec.Struct):
 
 
 class SimilarityOptions(msgspec.Struct):
-    """Options of `/similarity`.
+    """Options of `/similarity`."""
 
-    Attributes:
-        truncate: cut what is longer than the model reads; when absent the server's default.
-        truncation_direction: side that is cut; "Right" when absent.
-        prompt_name: prompt of the model before each text.
-    """
-
-    truncate: bool | None = None
-    truncation_direction: Direction | None = None
-    prompt_name: Annotated[str | None, example("query")] = None
+    truncate: Truncate = None
+    truncation_direction: Side = None
+    prompt_name: PromptName = None
 
 
 class SimilarityRequest(InputsRequest, kw_only=True):
