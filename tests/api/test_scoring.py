@@ -6,10 +6,15 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from inlay.embedding.config import EmbeddingConfig
 from tests import embedding_reference as reference
 from tests.embedding_models import tiny_embedding, tiny_scoring
 from tests.live import Fleet, fleet
+from tests.payloads import saved
 
 QUERY = "how many ships"
 DOCUMENTS = [
@@ -34,6 +39,12 @@ def url(bert: Fleet) -> str:
 @pytest.fixture(scope="module")
 def embedder() -> Iterator[str]:
     with fleet(tiny_embedding("bge"), task="embed") as running:
+        yield running.serve()
+
+
+@pytest.fixture(scope="module")
+def e5() -> Iterator[str]:
+    with fleet(tiny_embedding("e5"), task="embed") as running:
         yield running.serve()
 
 
@@ -118,34 +129,56 @@ def test_an_embedding_model_scores_by_cosine(embedder: str) -> None:
     assert ranked[0]["index"] == int(np.argmax(wanted))
 
 
-def test_a_score_is_the_cosine_of_what_embeddings_gives_for_each_role() -> None:
+NAMES = st.sampled_from((None, "query", "passage"))
+CUTS = st.sampled_from((None, -1, 3, 5, 8, 13))
+
+
+@given(query=NAMES, document=NAMES, cut=CUTS, side=st.sampled_from((None, "left", "right")))
+def test_a_score_is_the_cosine_of_what_embeddings_gives_for_each_role(
+    e5: str, query: str | None, document: str | None, cut: int | None, side: str | None
+) -> None:
     """With the prompts of the model: E5, BGE and Qwen3-Embedding rank by them."""
-    with fleet(tiny_embedding("e5"), task="embed") as running:
-        url = running.serve()
+    cuts = {"truncate_prompt_tokens": cut, "truncation_side": side}
+    more = {k: v for k, v in cuts.items() if v is not None}
 
-        def vector(text: str, **options: str) -> Any:
-            body = post(url, "/v1/embeddings", input=text, **options)
-            return np.array(body["data"][0]["embedding"])
+    def vectors(texts: list[str], role: str, name: str | None) -> Any:
+        part = {"role": role} if name is None else {"prompt_name": name}
+        body = post(e5, "/v1/embeddings", input=texts, **part, **more)
+        return np.array([item["embedding"] for item in body["data"]])
 
-        for options, names in (
-            ({}, ("query", "passage")),
-            ({"query_prompt_name": "passage"}, ("passage", "passage")),
-            ({"document_prompt_name": "query"}, ("query", "query")),
-        ):
-            query = vector(QUERY, prompt_name=names[0])
-            wanted = [float(query @ vector(text, prompt_name=names[1])) for text in DOCUMENTS]
-            for path, one, many in (
-                ("/v1/score", "text_1", "text_2"),
-                ("/v1/rerank", "query", "documents"),
-            ):
-                body = post(url, path, **{one: QUERY, many: DOCUMENTS}, **options)
-                if path == "/v1/score":
-                    found = [item["score"] for item in body["data"]]
-                else:
-                    ranked = sorted(body["results"], key=lambda result: int(result["index"]))
-                    found = [result["relevance_score"] for result in ranked]
+    (asked,), others = vectors([QUERY], "query", query), vectors(DOCUMENTS, "document", document)
+    wanted = (others @ asked).tolist()
+    named = {"query_prompt_name": query, "document_prompt_name": document}
+    more |= {k: v for k, v in named.items() if v is not None}
+    body = post(e5, "/v1/score", text_1=QUERY, text_2=DOCUMENTS, **more)
+    assert [item["score"] for item in body["data"]] == pytest.approx(wanted, abs=1e-5)
+    results = post(e5, "/v1/rerank", query=QUERY, documents=DOCUMENTS, **more)["results"]
+    ranked = sorted(results, key=lambda result: int(result["index"]))
+    assert [result["relevance_score"] for result in ranked] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_rows_score_as_the_texts_that_they_stand_for() -> None:
+    path = tiny_embedding("qwen3")
+    card = EmbeddingConfig.read(path)
+    with fleet(path, task="embed", dtype="float32") as running:
+        url = running.serve(enable_prompt_embeds=True)
+
+        def rows(text: str, *prompts: str) -> dict[str, str]:
+            prompt = next((name for name in prompts if name in card.prompts), card.default_prompt)
+            whole = card.prompts.get(prompt or "", "") + text
+            ids = reference.tokenizer_of(path)(whole)["input_ids"]
+            return {"prompt_embeds": saved(torch.from_numpy(reference.embedded(path, ids)))}
+
+        query = rows(QUERY, "query")
+        documents = [rows(text, "document", "passage", "corpus") for text in DOCUMENTS]
+        wanted = [
+            item["score"] for item in post(url, "/score", text_1=QUERY, text_2=DOCUMENTS)["data"]
+        ]
+        for one in (QUERY, query):
+            for many in (DOCUMENTS, documents, [*DOCUMENTS[:2], *documents[2:]]):
+                body = post(url, "/score", text_1=one, text_2=many)
+                found = [item["score"] for item in body["data"]]
                 assert found == pytest.approx(wanted, abs=1e-5)
-        assert vector(QUERY, role="query") == pytest.approx(vector(QUERY, prompt_name="query"))
 
 
 @pytest.mark.parametrize(
