@@ -7,6 +7,7 @@
     multi_vector()      sentence-transformers' own, with MultiVectorMask
     bge_m3()            dense, beside sparse_linear.pt and colbert_linear.pt
     tagger()            token classes
+    pages()             transformers' ColQwen2 around a tiny Qwen2-VL
 
 Markers are words of the vocabulary; `:` is the punctuation that documents leave out.
 """
@@ -19,10 +20,21 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    ColQwen2Config,
+    ColQwen2ForRetrieval,
+    ColQwen2Processor,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tests.embedding_models import save_model, tiny_config, tiny_embedding
+from tests.embedding_models import save_model, sized_embedding, tiny_config, tiny_embedding
 from tests.scratch import scratch
+from tests.vision_models import vision
 
 SIZE = 16
 """Elements of a vector of a token."""
@@ -211,21 +223,24 @@ def multi_vector(strategy: str = "min", *, attend: bool = False) -> Path:
 
 
 @cache
-def bge_m3() -> Path:
-    """A dense model with BGE-M3's heads beside it."""
-    directory = _copy(tiny_embedding("xlm-roberta"), "bge-m3")
-    _write(directory / "1_Pooling", "config.json", {"pooling_mode": "cls"})
-    for name, layer in bge_m3_heads().items():
+def bge_m3(**sizes: Any) -> Path:
+    """A dense model with BGE-M3's heads beside it; `sizes` are fields of its configuration."""
+    source = sized_embedding("xlm-roberta", **sizes) if sizes else tiny_embedding("xlm-roberta")
+    directory = _copy(source, "bge-m3")
+    size = sizes.get("hidden_size", 48)
+    pooling = {"pooling_mode": "cls", "embedding_dimension": size}
+    _write(directory / "1_Pooling", "config.json", pooling)
+    for name, layer in bge_m3_heads(size).items():
         torch.save(layer, directory / f"{name}_linear.pt")
     return directory
 
 
-def bge_m3_heads() -> dict[str, dict[str, torch.Tensor]]:
+def bge_m3_heads(hidden: int = 48) -> dict[str, dict[str, torch.Tensor]]:
     """Weights and biases, in float16, of the heads of `bge_m3`."""
     generator = torch.Generator().manual_seed(3)
     return {
         name: {
-            "weight": torch.randn(size, 48, generator=generator).half() / 7,
+            "weight": torch.randn(size, hidden, generator=generator).half() / 7,
             "bias": torch.randn(size, generator=generator).half() / 7,
         }
         for name, size in (("sparse", 1), ("colbert", SIZE))
@@ -241,6 +256,37 @@ def tagger(name: str = "bert") -> Path:
     config.id2label = dict(enumerate(LABELS))
     save_model(AutoModelForTokenClassification.from_config, config, directory, name)
     return directory
+
+
+@cache
+def pages(query: str | None = None, page: str | None = None) -> Path:
+    """A model of pages, whose processor has these texts in place of its own."""
+    source = vision("qwen2_vl")
+    directory = _copy(source, "pages")
+    inside = AutoConfig.from_pretrained(source)
+    config = ColQwen2Config(vlm_config=inside.to_dict(), embedding_dim=SIZE)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        model = ColQwen2ForRetrieval(config)
+    model.vlm.load_state_dict(AutoModel.from_pretrained(source).state_dict())
+    model.save_pretrained(directory)
+    _processor(directory, query, page).save_pretrained(directory)
+    return directory
+
+
+def processor_of(directory: Path) -> Any:
+    """The processor of a model of pages."""
+    said = json.loads((directory / "processor_config.json").read_text())
+    return _processor(directory, said["query_prefix"], said["visual_prompt_prefix"])
+
+
+def _processor(directory: Path, query: str | None, page: str | None) -> Any:
+    return ColQwen2Processor(
+        Qwen2VLImageProcessorPil.from_pretrained(directory),
+        AutoTokenizer.from_pretrained(directory),
+        query_prefix=query,
+        visual_prompt_prefix=page,
+    )
 
 
 def projection() -> torch.Tensor:

@@ -10,21 +10,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from torch import Tensor
+from torch.nn import functional
 
 from inlay.base.errors import InlayError
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.engine import _encoded
+from inlay.engine.embed.vector_model import EmbedInput
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.media.tower import Tower, as_rows
 from inlay.engine.torch.model import CausalModel
 from inlay.media.positions import rope_positions
 from inlay.messages.prompt import Media, Prompt, Rows
+from tests import output_models
 from tests.engine.embed.test_media import CASES as EMBEDDED
 from tests.engine.embed.test_media import prompts as embedded
+from tests.engine.embed.test_pages import PAGES, page_vectors
 from tests.engine.torch.test_vision import CASES, prompts, tower_inputs
 from tests.engine.torch.vision_reference import (
     Parts,
@@ -35,6 +40,7 @@ from tests.engine.torch.vision_reference import (
 )
 from tests.lifelike import lifelike
 from tests.numbers.distance import BOUND, Asked, answers, centred, load, ratio, rel, typical
+from tests.vision_models import IMAGE
 
 SEEDS = range(3)
 NAMES = ("both", "one", "twice")
@@ -133,6 +139,27 @@ def vector_ratio(case: str, seed: int) -> float:
     return compared(case, directory, found, outputs)
 
 
+def page_ratio(seed: int) -> float:
+    """Of the vectors of pages, of all positions."""
+    directory = lifelike(output_models.pages(), seed)
+    encoder = Encoder.load(EngineSettings.of(model=str(directory), task="embed", num_threads=1))
+    prompts = []
+    for page in PAGES:
+        ids, _ = page_vectors(directory, page)
+        first, count = ids.index(IMAGE), ids.count(IMAGE)
+        parts: Parts = [ids[:first], page, ids[first + count :]]
+        prompts.append(with_rows("qwen2_vl", encoder, parts))
+    made = encoder.outputs([EmbedInput(prompt, len(prompt)) for prompt in prompts])
+    found = torch.from_numpy(np.concatenate([each["tokens"] for each in made]))
+
+    def outputs(theirs: Any) -> Tensor:
+        return torch.cat(
+            [torch.from_numpy(page_vectors(directory, page, theirs)[1]) for page in PAGES]
+        )
+
+    return compared("qwen2_vl", directory, functional.normalize(found), outputs)
+
+
 def _mean(ratios: Sequence[float]) -> float:
     return math.prod(ratios) ** (1 / len(ratios))
 
@@ -155,4 +182,9 @@ def test_prompts_with_media_in_bfloat16_are_as_near_float32_as_transformers_own(
 )
 def test_vectors_with_media_in_bfloat16_are_as_near_float32_as_transformers_own(case: str) -> None:
     found = [vector_ratio(case, seed) for seed in SEEDS]
+    assert _mean(found) <= BOUND, found
+
+
+def test_vectors_of_pages_in_bfloat16_are_as_near_float32_as_transformers_own() -> None:
+    found = [page_ratio(seed) for seed in SEEDS]
     assert _mean(found) <= BOUND, found

@@ -6,6 +6,7 @@ from pathlib import Path
 from scripts.published import CHECKPOINTS
 
 from inlay.tensors.checkpoint import config_of
+from tests import output_models
 from tests.embedding_models import EMBEDDING_MODELS, tiny_embedding, tiny_scoring
 from tests.engine.embed.test_media import CASES as EMBEDDED
 from tests.engine.torch.test_vision import CASES
@@ -58,7 +59,8 @@ def test_every_family_that_embeds_or_scores_takes_part() -> None:
 def test_every_family_that_embeds_media_takes_part() -> None:
     part = PAGE.split("\n### Models that embed images\n")[1]
     sentence = part.split("Served:")[1].split(".")[0]
-    assert kinds([directory_of(case) for case in EMBEDDED]) == names(sentence)
+    directories = [*(directory_of(case) for case in EMBEDDED), output_models.pages()]
+    assert kinds(directories) == names(sentence)
 
 
 def test_the_licence_of_each_published_checkpoint_is_named() -> None:

@@ -67,14 +67,14 @@ class EmbeddingConfig:
                 f"{directory} describes its modules wrongly: {error!r}"
             ) from error
         settings = object_of(found.directory / "sentence_bert_config.json")
-        prompts = {str(name): str(text or "") for name, text in (said.get("prompts") or {}).items()}
+        prompts = {**found.prompts, **(said.get("prompts") or {})}
         return cls(
             directory=found.directory,
             outputs=found.outputs,
             max_length=_max_length(settings, object_of(found.directory / "tokenizer_config.json")),
             lower_case=bool(settings.get("do_lower_case", False)),
-            prompts=prompts,
-            default_prompt=said.get("default_prompt_name"),
+            prompts={str(name): str(text or "") for name, text in prompts.items()},
+            default_prompt=said.get("default_prompt_name") or found.default_prompt,
             activation=said.get("activation_fn"),
             roles=found.roles,
             guess=found.guess,

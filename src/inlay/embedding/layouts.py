@@ -6,6 +6,7 @@
 - decoders that score by the logits of words: a Transformer and LogitScore
 - Stanford's ColBERT: `HF_ColBERT`, with its projection among the weights, and artifact.metadata
 - BGE-M3: a dense model beside sparse_linear.pt and colbert_linear.pt
+- transformers' ColQwen2, of pages
 - a bare transformer, by its architecture
 """
 
@@ -25,6 +26,7 @@ from inlay.embedding.plan import (
     RolePlan,
 )
 from inlay.tensors.checkpoint import config_of, stored_tensors
+from inlay.tensors.page_prompts import ARCHITECTURE, PagePrompts
 from inlay.tensors.state_dict import open_state_dict
 from inlay.tensors.weight_files import BGE_M3_HEADS
 
@@ -59,6 +61,8 @@ class EmbeddingLayout:
     outputs: tuple[OutputPlan, ...]
     roles: Mapping[str, RolePlan] = field(default_factory=dict)
     guess: str | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
 
 
 class _Module(NamedTuple):
@@ -127,6 +131,13 @@ def _bare(directory: Path) -> EmbeddingLayout:
     names = [str(name) for name in config_of(directory).get("architectures") or ()]
     if "HF_ColBERT" in names:
         return _stanford(directory)
+    if (pages := PagePrompts.of(directory)) is not None:
+        return _of_pages(directory, pages)
+    if other := next((name for name in names if name.startswith("ColQwen2")), None):
+        raise InvalidRequestError(
+            f"{directory} is {other}, of colpali-engine; served is {ARCHITECTURE}, the form of "
+            "transformers, whose script convert_colqwen2_weights_to_hf makes it"
+        )
     if any(name.endswith("ForTokenClassification") for name in names):
         labels = OutputPlan("token_labels", source="classes", keep="each")
         return EmbeddingLayout(directory, (labels, _STATES))
@@ -360,6 +371,22 @@ def _stanford(directory: Path) -> EmbeddingLayout:
         ),
     }
     return EmbeddingLayout(directory, (tokens,), roles)
+
+
+def _of_pages(directory: Path, pages: PagePrompts) -> EmbeddingLayout:
+    """Return the layout of ColQwen2. Its processor takes any text as a query."""
+    shapes = {each.name: each.shape for each in stored_tensors(directory)}
+    size, hidden = shapes["embedding_proj_layer.weight"]
+    layer = DenseConfig(directory, hidden, size, True, "identity", "embedding_proj_layer.")
+    tokens = OutputPlan("tokens", keep="each", head=(layer,), finish="normalize")
+    role = RolePlan(suffix=pages.suffix)
+    return EmbeddingLayout(
+        directory,
+        (tokens,),
+        {"query": role, "document": role},
+        prompts={"query": pages.query},
+        default_prompt="query",
+    )
 
 
 def _bge_m3(directory: Path, dense: OutputPlan) -> tuple[OutputPlan, ...]:

@@ -90,6 +90,7 @@ class RolePlan:
         filler: token that fills up; None for the tokenizer's own mask.
         attend: True if other positions see those that fill up.
         skip: tokens whose vectors are left out.
+        suffix: text behind each text, of tokens of its own.
         static: directory of weights that make sparse vectors of such texts without the model.
     """
 
@@ -99,4 +100,5 @@ class RolePlan:
     filler: str | None = None
     attend: bool = False
     skip: tuple[str, ...] = ()
+    suffix: str = ""
     static: Path | None = None

@@ -22,6 +22,8 @@ _BY_SUFFIX: tuple[tuple[str, ChosenTask], ...] = (
     ("ChatModel", "generate"),
     ("ForSequenceClassification", "score"),
     ("ForTokenClassification", "embed"),
+    ("ForRetrieval", "embed"),
+    ("ColQwen2", "embed"),
     ("ForMaskedLM", "embed"),
     ("HF_ColBERT", "embed"),
     ("ForPreTraining", "embed"),

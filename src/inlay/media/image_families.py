@@ -346,6 +346,7 @@ def _few(settings: Section, key: str) -> int:
 
 
 IMAGE_FAMILIES: dict[str, Callable[[ModelFiles], MediaSpec]] = {
+    "colqwen2": qwen_vl,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "glm4v": _glm4v,

@@ -10,7 +10,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from inlay.base.errors import InvalidRequestError
-from inlay.tensors.checkpoint import thinker_config
+from inlay.tensors.checkpoint import model_config
 
 _MAX_BYTES = 64 * 2**20
 
@@ -117,7 +117,7 @@ class ModelFiles:
 
     Attributes:
         directory: of the model.
-        config: config.json; of Qwen2.5-Omni its thinker's part.
+        config: config.json, as `model_config` takes it.
         vision: its part about the vision encoder.
         processor: processor_config.json.
         image: settings of the image processor.
@@ -132,7 +132,7 @@ class ModelFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         whole = self._read("config.json")
-        self.config = Section(whole.name, thinker_config({**whole.values}))
+        self.config = Section(whole.name, model_config({**whole.values}))
         self.vision = self.config.section("vision_config")
         self.processor = self._read("processor_config.json")
         plain = self._read("preprocessor_config.json")

@@ -69,6 +69,7 @@ class RoleCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         filler: token id.
         attend: other positions see those that fill up.
         skip: token ids whose vectors are left out.
+        suffix: token ids behind a text, before the special tokens there.
         static: directory of weights (`inlay.embedding.static`) from which a frontend makes sparse
             vectors of such texts, without special tokens; None: the model does.
     """
@@ -79,6 +80,7 @@ class RoleCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     filler: int = 0
     attend: bool = False
     skip: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
     static: str | None = None
 
 

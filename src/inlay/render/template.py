@@ -28,6 +28,7 @@ from inlay.render.turns import (
     forms,
     probe,
 )
+from inlay.tensors.page_prompts import PagePrompts
 
 MAX_CHARACTERS = 2**25
 """Maximum length of a rendered chat."""
@@ -83,9 +84,13 @@ class ChatTemplates:
     ) -> "ChatTemplates":
         """Load the templates of a model directory; files precede `tokenizer_config.json`.
 
+        A model of pages has one of its own (`inlay.tensors.page_prompts`), whatever its files hold.
+
         Raises:
             InvalidRequestError: a template file cannot be read.
         """
+        if (pages := PagePrompts.of(directory)) is not None:
+            return cls({"default": pages.template()}, special_tokens)
         files = {"default": directory / "chat_template.jinja"}
         files |= {
             path.stem: path

@@ -16,6 +16,7 @@ from inlay.tensors.stored import StoredTensor, tensors_in
 from inlay.tensors.weight_files import weight_files
 
 _OMNI, _THINKER = "qwen2_5_omni", "Qwen2_5OmniThinkerForConditionalGeneration"
+_PAGES, _SEEING = "colqwen2", "qwen2_vl"
 
 
 class Checkpoint(Protocol):
@@ -83,10 +84,10 @@ def json_of(path: Path, name: str) -> Any:
 
 
 def config_of(path: Path) -> dict[str, Any]:
-    """The model's `config.json`; of Qwen2.5-Omni its thinker's, which is the language model.
+    """The model's `config.json`, as `model_config` takes it.
 
     Raises:
-        InvalidRequestError: there is none, or it is not a JSON object.
+        InvalidRequestError: there is none, it is not a JSON object, or as `model_config`.
     """
     config = json_of(path, "config.json")
     if config is None:
@@ -97,20 +98,35 @@ def config_of(path: Path) -> dict[str, Any]:
         raise InvalidRequestError(
             f"{path / 'config.json'} holds {type(config).__name__}, not an object"
         )
-    return thinker_config(config)
+    return model_config(config)
 
 
-def thinker_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The thinker's part of a Qwen2.5-Omni's configuration; any other is returned as it is.
+def model_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the model inside another; any other is returned as it is.
 
-    A thinker that was saved alone is of the same type.
+    Of Qwen2.5-Omni its thinker's (one that was saved alone is of the same type), of ColQwen2 that
+    of its vision-language model, under the type and architectures of the whole.
+
+    Raises:
+        InvalidRequestError: ColQwen2 around another model than Qwen2-VL.
     """
+    family = config.get("model_type")
+    if family == _PAGES:
+        inside = config.get("vlm_config")
+        inside = inside if isinstance(inside, dict) else {}
+        if inside.get("model_type") != _SEEING:
+            raise InvalidRequestError(
+                f"a {_PAGES!r} model around {str(inside.get('model_type'))[:80]!r} is not served; "
+                f"served: {_SEEING!r}",
+                param="model",
+            )
+        return {**inside, **config}
     kind = {"model_type": _OMNI, "architectures": [_THINKER]}
     thinker = config.get("thinker_config")
-    if config.get("model_type") == _OMNI and isinstance(thinker, dict):
+    if family == _OMNI and isinstance(thinker, dict):
         own = {key: config[key] for key in ("dtype", "torch_dtype") if key in config}
         return {**own, **thinker, **kind}
-    return {**config, **kind} if config.get("model_type") == f"{_OMNI}_thinker" else config
+    return {**config, **kind} if family == f"{_OMNI}_thinker" else config
 
 
 def stored_tensors(

@@ -104,6 +104,7 @@ async def test_vectors_of_prompts_with_media_are_the_last_states_of_transformers
 
 def test_every_family_that_embeds_media_is_tested() -> None:
     tested = {config_of(directory_of(case))["model_type"] for case in CASES}
+    tested.add("colqwen2")  # in test_pages
     assert tested == {name for name, family in FAMILIES.items() if family.language is not None}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 
 from inlay.base.errors import EngineError, InvalidRequestError
@@ -185,17 +186,24 @@ class Encoder:
             torch.set_num_threads(threads.count(settings.devices.num_threads))
         dtype = dtype_of(settings.model.dtype, stored, device)
 
+        attention: Any = IMPLEMENTATION
+        if family.language is not None:
+            attention = {"text_config": IMPLEMENTATION}
+        kind, inside = class_of(sources, scores=scores), ""
+        if family.whole is not None:
+            name, inside = family.whole
+            kind, attention = getattr(transformers, name), {f"{inside}_config": attention}
+
         def read() -> Any:
-            return load(
-                class_of(sources, scores=scores),
+            whole = load(
+                kind,
                 config.directory,
                 dtype=dtype,
-                attn_implementation=(
-                    IMPLEMENTATION if family.language is None else {"text_config": IMPLEMENTATION}
-                ),
+                attn_implementation=attention,
                 # The pooler is not used here, and many checkpoints lack it.
                 spared="" if scores else "pooler.",
             ).to(device)
+            return getattr(whole, inside) if inside else whole
 
         def wrap(model: Any, check: ModuleCheck) -> Encoder:
             return cls(model, family, config, settings, check, scores=scores)

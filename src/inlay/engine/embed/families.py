@@ -32,6 +32,7 @@ class PoolingFamily:
         own_head: the language model inside is a causal one, around its layers.
         rope_axes: numbers of a position: 3 with M-RoPE (time, height, width), else 1.
         biased: scores have a bias for each distance of two positions, as MPNet's.
+        whole: transformers' class of a model around this one, and its attribute that is this one.
     """
 
     causal: bool = False
@@ -45,6 +46,7 @@ class PoolingFamily:
     own_head: bool = False
     rope_axes: int = 1
     biased: bool = False
+    whole: tuple[str, str] | None = None
 
 
 _BERT_GELU = ("Intermediate", "intermediate_act_fn", "dense")
@@ -94,6 +96,7 @@ FAMILIES |= {
     for name, family in MEDIA_FAMILIES.items()
     if name not in REFUSED
 }
+FAMILIES["colqwen2"] = replace(FAMILIES["qwen2_vl"], whole=("ColQwen2ForRetrieval", "vlm"))
 
 
 def family_of(config: Mapping[str, Any]) -> PoolingFamily:
@@ -115,7 +118,7 @@ def family_of(config: Mapping[str, Any]) -> PoolingFamily:
             "the checkpoint is quantised; the torch engine serves float32, bfloat16 and float16 "
             "weights"
         )
-    if family.language is not None:
+    if family.language is not None and family.whole is None:
         _check_language_model(str(model_type), config)
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":

@@ -57,6 +57,7 @@ def with_roles(card: EmbeddingCard, config: EmbeddingConfig) -> EmbeddingCard:
             filler=filled or 0,
             attend=plan.attend,
             skip=tuple(sorted(id_ for id_ in skip if id_ is not None)),
+            suffix=tuple(loaded.tokenizer.encode(plan.suffix, add_special_tokens=False).ids),
         )
     return replace(card, prompts=prompts, roles=roles)
 

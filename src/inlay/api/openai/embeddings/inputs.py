@@ -1,6 +1,6 @@
 """Inputs of a request for vectors, made into prompts in chunks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -146,7 +146,7 @@ class TextInputs:
             if own is not None:
                 prefix, text = prefixes[index - start], texts[index - start]
                 shown = in_text(own, prefix, text, lowered=self.lower_case)
-                piece = piece._replace(ranges=self._formed(shown, None, None))
+                piece = piece._replace(ranges=self._formed(shown, lambda _: None))
             pieces.append(piece)
         return pieces
 
@@ -176,7 +176,7 @@ class TextInputs:
         form, limit = self.form, self.cut.limit
         if form is None:
             return limit
-        return min(limit, form.at_most or limit) - (form.marker is not None)
+        return min(limit, form.at_most or limit) - _added(form)
 
     @property
     def _static(self) -> Weights | None:
@@ -193,7 +193,7 @@ class TextInputs:
         form, keep = self.form, self.cut.keep
         if form is not None and form.at_most is not None:
             keep = min(form.at_most, self.cut.limit if keep is None else keep)
-        return keep if keep is None or form is None or form.marker is None else max(1, keep - 1)
+        return keep if keep is None or form is None else max(1, keep - _added(form))
 
     def _piece(self, ids: Sequence[int], keep: int | None) -> InputPiece:
         truncated = keep is not None and len(ids) > keep
@@ -208,8 +208,8 @@ class TextInputs:
         form = self.form
         if form is None:
             return InputPiece(Prompt.of(Tokens(ids)), truncated=truncated)
-        formed = self._formed(ids, form.marker, form.filler)
-        known = len(ids) + (form.marker is not None)
+        formed = self._formed(ids, lambda id_: id_)
+        known = len(ids) + _added(form)
         hides = len(formed) > known and not form.attend
         return InputPiece(
             Prompt.of(Tokens(formed)), visible=known if hides else None, truncated=truncated
@@ -221,15 +221,22 @@ class TextInputs:
         before, after = self.renderer.texts.special_ids if self._has_special else ((), ())
         return len(before), len(after)
 
-    def _formed(self, values: Sequence[Any], marker: Any, filler: Any) -> Sequence[Any]:
-        """Return one value a position, with those that a role adds."""
+    def _formed(self, values: Sequence[Any], of_id: Callable[[int], Any]) -> Sequence[Any]:
+        """Return one value a position, with `of_id` of those ids that a role adds."""
         form = self.form
         if form is None:
             return values
-        found = list(values)
+        found, (before, after) = list(values), self._special
+        stop = len(found) - after
+        found[stop:stop] = map(of_id, form.suffix)
         if form.marker is not None:
-            found.insert(self._special[0], marker)
-        return [*found, *[filler] * (form.at_least - len(found))]
+            found.insert(before, of_id(form.marker))
+        return [*found, *[of_id(form.filler)] * (form.at_least - len(found))]
+
+
+def _added(form: RoleCard) -> int:
+    """Return the number of tokens that a role adds to each text."""
+    return len(form.suffix) + (form.marker is not None)
 
 
 def in_text(

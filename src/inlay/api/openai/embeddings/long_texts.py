@@ -148,7 +148,8 @@ class LongTexts:
 
 def _parts(text: str, prefix: str, room: int, given: TextInputs) -> list[str]:
     """Return a text as parts of at most `room` tokens, between words where there are any."""
-    if given.form is not None and (given.form.at_least or given.form.static is not None):
+    form = given.form
+    if form is not None and (form.at_least or form.suffix or form.static is not None):
         return [text]
     found, at = [], 0
     while at < len(text):
