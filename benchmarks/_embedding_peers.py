@@ -27,6 +27,29 @@ def sentence_transformers(model: str, threads: int, dtype: str) -> Any:
     return lambda texts: loaded.encode(texts, show_progress_bar=False)
 
 
+def bge_m3(model: str, threads: int, dtype: str) -> Any:
+    """Three outputs of one pass: random heads of BGE-M3's form, over the states of all positions."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from torch.nn import functional
+
+    torch.set_num_threads(threads)
+    loaded = SentenceTransformer(model, device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
+    hidden = loaded.get_embedding_dimension()
+    sparse, colbert = ((torch.randn(size, hidden), torch.randn(size)) for size in (1, 128))
+
+    def embed(texts: list[str]) -> Any:
+        made = []
+        for each in loaded.encode(texts, output_value=None, show_progress_bar=False):
+            states = each["token_embeddings"]
+            weights = functional.linear(states, *sparse).relu()
+            tokens = functional.normalize(functional.linear(states, *colbert)[1:])
+            made.append((each["sentence_embedding"].numpy(), weights.numpy(), tokens.numpy()))
+        return made
+
+    return embed
+
+
 def vllm(model: str, threads: int, dtype: str) -> Any:
     from vllm import LLM
 
@@ -131,6 +154,7 @@ def infinity(model: str, threads: int, dtype: str) -> Any:
 
 
 PEERS = {
+    "bge-m3": bge_m3,
     "infinity": infinity,
     "sentence-transformers": sentence_transformers,
     "vllm": vllm,

@@ -223,19 +223,22 @@ def multi_vector(strategy: str = "min", *, attend: bool = False) -> Path:
 
 
 @cache
-def bge_m3(**sizes: Any) -> Path:
-    """A dense model with BGE-M3's heads beside it; `sizes` are fields of its configuration."""
+def bge_m3(width: int = SIZE, **sizes: Any) -> Path:
+    """A dense model with BGE-M3's heads beside it.
+
+    `width` is of vectors of tokens, `sizes` are fields of its configuration.
+    """
     source = sized_embedding("xlm-roberta", **sizes) if sizes else tiny_embedding("xlm-roberta")
     directory = _copy(source, "bge-m3")
     size = sizes.get("hidden_size", 48)
     pooling = {"pooling_mode": "cls", "embedding_dimension": size}
     _write(directory / "1_Pooling", "config.json", pooling)
-    for name, layer in bge_m3_heads(size).items():
+    for name, layer in bge_m3_heads(size, width).items():
         torch.save(layer, directory / f"{name}_linear.pt")
     return directory
 
 
-def bge_m3_heads(hidden: int = 48) -> dict[str, dict[str, torch.Tensor]]:
+def bge_m3_heads(hidden: int = 48, width: int = SIZE) -> dict[str, dict[str, torch.Tensor]]:
     """Weights and biases, in float16, of the heads of `bge_m3`."""
     generator = torch.Generator().manual_seed(3)
     return {
@@ -243,7 +246,7 @@ def bge_m3_heads(hidden: int = 48) -> dict[str, dict[str, torch.Tensor]]:
             "weight": torch.randn(size, hidden, generator=generator).half() / 7,
             "bias": torch.randn(size, generator=generator).half() / 7,
         }
-        for name, size in (("sparse", 1), ("colbert", SIZE))
+        for name, size in (("sparse", 1), ("colbert", width))
     }
 
 
