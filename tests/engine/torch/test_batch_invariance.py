@@ -170,6 +170,7 @@ def test_an_output_that_yields_to_another_client_goes_on_as_if_it_had_not() -> N
 
 
 @OPTIONS
+@pytest.mark.usefixtures("even_steps")
 def test_guesses_that_are_verified_change_no_bit(options: dict[str, Any]) -> None:
     speculator = Speculator(NgramDrafter(SpeculativeConfig(method="ngram")), 7)
     engine = core(speculator=speculator)
@@ -178,6 +179,7 @@ def test_guesses_that_are_verified_change_no_bit(options: dict[str, Any]) -> Non
     assert found == alone(0, sampled=bool(options))
 
 
+@pytest.mark.usefixtures("even_steps")
 def test_guesses_of_a_head_that_are_verified_change_no_bit(tmp_path: Path) -> None:
     said = sorted({*alone(0)[0]})
     head = write_eagle(tmp_path, demo.model_dir(), layers=(1, 2, 3), tokens=said)

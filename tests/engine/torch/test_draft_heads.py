@@ -312,6 +312,7 @@ def with_head(model: Path, head: Path, **changes: Any) -> TorchEngine:
     return TorchEngine(EngineSettings.of(**(values | changes)), SECRET)
 
 
+@pytest.mark.usefixtures("even_steps")
 async def test_a_head_is_loaded_with_the_engine_and_again_after_sleep(tmp_path: Path) -> None:
     engine = with_head(tiny("llama"), write_eagle(tmp_path, tiny("llama"), tokens=FEW[:1]))
     await engine.start()

@@ -79,6 +79,7 @@ async def test_an_adapter_is_added_to_products_with_blocks(
     assert first["int8"].logprob == pytest.approx(first["exact"].logprob, abs=0.2)
 
 
+@pytest.mark.usefixtures("even_steps")
 async def test_drafts_from_the_text_change_no_output(model: tuple[Path, Path]) -> None:
     repeated = Prompt.of(Tokens(ids(1, 20) * 4))
     found = []

@@ -242,12 +242,8 @@ def with_draft(model: str, draft: str) -> TorchEngine:
     )  # fmt: skip
 
 
-async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Else how many are accepted depends on what they cost here.
-    timed = Speculator.timed
-    monkeypatch.setattr(Speculator, "timed", lambda self, chunks, _: timed(self, chunks, 0.001))
+@pytest.mark.usefixtures("even_steps")
+async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep() -> None:
     path = str(tiny("llama"))
     engine = with_draft(path, path)
     await engine.start()
