@@ -58,7 +58,7 @@ def test_every_family_that_embeds_or_scores_takes_part() -> None:
 
 def test_every_family_that_embeds_media_takes_part() -> None:
     part = PAGE.split("\n### Models that embed images\n")[1]
-    sentence = part.split("Served:")[1].split(".")[0]
+    sentence = part.split("otherwise:")[1].split(".")[0]
     directories = [*(directory_of(case) for case in EMBEDDED), output_models.pages()]
     assert kinds(directories) == names(sentence)
 
