@@ -18,6 +18,7 @@ from inlay.engine.embed.relative_bias import RelativeBias
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.self_check.start import Steps
+from tests import output_models
 from tests.embedding_models import EMBEDDING_MODELS, sized_embedding, tiny_embedding, tiny_scoring
 from tests.lifelike import lifelike
 from tests.numbers.test_vectors import RERANKERS
@@ -144,6 +145,8 @@ def directory(name: str, task: str) -> Path:
 
 
 def _embedding(name: str) -> Path:
+    if name == "colqwen2":
+        return output_models.pages()
     if name == "qwen3":
         # Half of its layers have a window, as published ones may.
         return sized_embedding(
@@ -165,7 +168,7 @@ FAULTS: list[tuple[str, str, str, Fault]] = [
     ),
     *(
         ("embed", name, "far positions", far_positions)
-        for name in ("bert", "roberta", "distilbert", "modernbert", "mpnet", "gemma")
+        for name in ("bert", "roberta", "distilbert", "modernbert", "mpnet", "gemma", "colqwen2")
     ),
     *(("embed", name, "offset", offset) for name in ("roberta", "camembert", "mpnet")),
     ("embed", "mpnet", "distances", distances),
@@ -190,7 +193,7 @@ def test_a_fault_is_seen(task: str, name: str, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", EMBEDDING_MODELS)
+@pytest.mark.parametrize("name", [*EMBEDDING_MODELS, "colqwen2"])
 def test_no_embedder_differs_without_a_fault(name: str, seed: int) -> None:
     found = load(lifelike(_embedding(name), seed), "embed", "strict").self_check
     assert found is not None
