@@ -28,6 +28,8 @@ CHAT = {
 }
 SECONDS = 1.0
 """Length of the traced interval, and of the idle one that is taken from it."""
+START_SECONDS = 300.0
+"""A traced start takes several times as long as another."""
 TRACES = 3
 """Chats that are traced, of which the least counts: being woken more often only adds calls."""
 
@@ -80,19 +82,30 @@ def _served(folder: Path) -> Iterator[Server]:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     server = Server("inlay", port, (process.pid,))
     try:
-        for _ in range(600):
-            if process.poll() is not None:
-                raise RuntimeError((folder / "log").read_text(encoding="utf-8"))
-            try:
-                if server.get("/health")[0] == 200:
-                    break
-            except OSError:
-                pass
-            time.sleep(0.2)
+        _wait_ready(server, process, folder / "log")
         yield server
     finally:
         process.terminate()
         process.wait()
+
+
+def _wait_ready(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    found, deadline = "no answer", time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            found = f"it ended with {process.returncode}"
+            break
+        try:
+            status, answer = server.get("/health")
+        except (OSError, http.client.HTTPException) as error:
+            found = repr(error)
+        else:
+            if status == 200:
+                return
+            found = f"{status} {answer.decode()}"
+        time.sleep(0.2)
+    said = log.read_text(encoding="utf-8")
+    raise RuntimeError(f"the server is not ready: {found}; it said: {said[-4000:]}")
 
 
 def _chat(server: Server, body: bytes) -> None:

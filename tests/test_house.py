@@ -5,6 +5,7 @@ from benchmarks._house_trace import files, traced_chat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_text_chat_enters_few_files_and_none_of_media_or_extensions() -> None:
     found = traced_chat()
     frontend, worker = files(found.frontend), files(found.worker)
