@@ -1,6 +1,7 @@
 """Adapters over HTTP: loaded, asked for as models, and unloaded while they are used."""
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import httpx
 import openai
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from inlay.messages.prompt import Prompt, Tokens
 from tests import adapters
@@ -309,6 +311,24 @@ def test_a_stream_that_outlasts_the_deadline_ends_with_an_error(url: str, lora: 
         rest = list(found)
     assert rest[-1] == "[DONE]"
     assert json.loads(rest[-2])["error"]["type"] == "overloaded_error"
+
+
+def test_an_adapter_with_the_models_own_table_is_served_and_of_a_trained_one_the_cure_is_said(
+    url: str, lora: Path, tmp_path: Path
+) -> None:
+    matrices = load_file(lora / "adapter_model.safetensors")
+    table = load_file(tiny("llama") / "model.safetensors")["model.embed_tokens.weight"]
+    for name, values in (("same", table), ("trained", table + 1)):
+        shutil.copytree(lora, tmp_path / name)
+        named = {"base_model.model.model.embed_tokens.weight": values}
+        save_file({**matrices, **named}, tmp_path / name / "adapter_model.safetensors")
+    assert load(url, "alone", lora).status_code == 200
+    assert load(url, "same", tmp_path / "same").status_code == 200
+    prompt = [1, 5, 9]
+    assert output(complete(url, "same", prompt)) == output(complete(url, "alone", prompt))
+    refused = load(url, "trained", tmp_path / "trained")
+    assert refused.status_code == 400
+    assert "delete it from adapter_model.safetensors" in error(refused)["message"]
 
 
 def test_a_corrupt_adapter_is_refused_and_the_next_one_loads(
