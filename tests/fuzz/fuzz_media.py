@@ -28,7 +28,7 @@ WORDS = (
     b"\xff\xd8\xff", b"\xff\xc0", b"\xff\xc2", b"\xff\xda", b"\xff\xe1", b"\xff\xd9", b"GIF89a", b"!\xf9", b",", b"BM", b"\x12\x01\x03\0\1\0\0\0",
     b"ftyp", b"moov", b"trak", b"stts", b"stsz", b"moof", b"traf", b"trun", b"tfhd", b"mdat", b"\x1a\x45\xdf\xa3", b"\x1f\x43\xb6\x75", b"\xa3", b"\xae",
     b"\x01\x12\0\x03\0\0\0\1", b"fLaC", b"ID3", b"TAG", b"Xing", b"Info", b"VBRI", b"\xff\xfb\x90\x64", b"\xff\xf3\x40\xc4", b"fmt ", b"data", b"LIST",
-    b"RF64", b"ds64", b"APETAGEX", b"data:", b";base64,", b"%3D", b"%", b"\r\n", b"=", b"-_",
+    b"RF64", b"ds64", b"APETAGEX", b"data:", b"data:video/jpeg", b";fps=", b"nan", b"-1e999", b";base64,", b"%3D", b"%", b"\r\n", b"=", b"-_",
 )  # fmt: skip
 _MAX_PIXELS = 1 << 24
 _LETTERS = {**dict.fromkeys(map(ord, " \t\n\f\r")), ord("-"): "+", ord("_"): "/"}
@@ -92,9 +92,22 @@ def check_data_url(data: bytes) -> bool:
     Raises:
         AssertionError: it does not.
     """
-    from inlay.media.data_url import data_url_body, decode_data_url
+    from inlay.media.data_url import (
+        data_url_body,
+        decode_data_url,
+        decode_frames_url,
+        is_frames,
+    )
 
     url = data.decode("latin-1")
+    if is_frames(url):
+        try:
+            packed = decode_frames_url(url, max_bytes=1000)
+        except InvalidRequestError as refusal:
+            _check_message(refusal)
+            return False
+        assert len(packed) < 1000 + 100 * (1 + url.count(","))
+        return True
     try:
         found = decode_data_url(url, max_bytes=1000)
     except InvalidRequestError as refusal:
@@ -148,7 +161,9 @@ def seeds(target: str) -> list[bytes]:
     if target == "data_url":
         encoded = base64.b64encode(bytes(range(256)))
         texts = (encoded, encoded.rstrip(b"="), base64.encodebytes(bytes(90)), b"AA%3D%3D", b"-_-_")
-        return [b"data:image/png;base64," + text for text in texts]
+        urls = [b"data:image/png;base64," + text for text in texts]
+        frames = (b"", b";fps=2.5")
+        return urls + [b"data:video/jpeg" + fps + b";base64," + b",".join(texts) for fps in frames]
     from tests.media.test_audio import APE, ID3, wav
     from tests.media.test_audio import SAMPLES as SOUNDS
 

@@ -1,4 +1,4 @@
-"""Fuzz the reader of multipart bodies.
+"""Fuzz the readers of multipart bodies: a request with its tensors, and fields with one file.
 
 Framing has one reading, in whatever pieces a body comes, and all else is refused.
 
@@ -9,9 +9,10 @@ is a byte that says into which pieces the body is cut and whether its length is 
 a line's end, and the body.
 """
 
+import io
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.fuzz.mutation import mutated
 
 CORPUS = Path(__file__).parent / "corpus" / "multipart"
 MAX_BYTES, MAX_REQUEST_BYTES, MAX_HEADER_BYTES, MAX_FILES, FIRST = 128, 48, 96, 3, 32
+MAX_TEXT_BYTES, MAX_FIELDS = 80, 4
 """The limits, and the memory a part of unknown length begins with.
 
 Lowered so that small bodies reach them.
@@ -42,13 +44,14 @@ WORDS = (
 def _parts() -> Any:
     """What is fuzzed: imported late, so that it can be instrumented."""
     from inlay.base.errors import InlayError
-    from inlay.http.bodies import framing, memory, multipart
+    from inlay.http.bodies import form, framing, memory, multipart
     from inlay.tensors import ReadLimits
 
     return SimpleNamespace(
         InlayError=InlayError,
         memory=memory,
         multipart=multipart,
+        form=form,
         framing=framing,
         limits=ReadLimits(max_bytes=MAX_BYTES),
     )
@@ -61,6 +64,9 @@ def small_limits() -> Iterator[None]:
     lowered = [
         (parts.multipart, "MAX_REQUEST_BYTES", MAX_REQUEST_BYTES),
         (parts.multipart, "MAX_FILES", MAX_FILES),
+        (parts.form, "MAX_FIELD_BYTES", MAX_REQUEST_BYTES),
+        (parts.form, "MAX_TEXT_BYTES", MAX_TEXT_BYTES),
+        (parts.form, "MAX_FIELDS", MAX_FIELDS),
         (parts.framing, "MAX_HEADER_BYTES", MAX_HEADER_BYTES),
         (parts.memory, "_FIRST", FIRST),
     ]
@@ -74,21 +80,51 @@ def small_limits() -> Iterator[None]:
             setattr(module, name, value)
 
 
+class _Form:
+    """A request and its tensors."""
+
+    def __init__(self, boundary: str, declared: int | None) -> None:
+        self.read = _parts().multipart.Form(boundary, declared, _parts().limits)
+
+    def found(self) -> Any:
+        files = {name: bytes(data.view) for name, data in self.read.parts.items()}
+        return self.read.size, (self.read.request, files)
+
+
+class _Fields:
+    """Fields and one file, which is "a"."""
+
+    def __init__(self, boundary: str, declared: int | None) -> None:
+        self.spool = io.BytesIO()
+        self.read = _parts().form.FieldForm(
+            boundary, "a", self.spool, max_file_bytes=MAX_BYTES, flag="--max"
+        )
+
+    def found(self) -> Any:
+        assert self.read.file_bytes == len(self.spool.getvalue())
+        texts = [text.encode() for _, text in self.read._fields]
+        return self.read._framing.size, (texts, self.spool.getvalue(), self.read.filename)
+
+
 def _outcome(
-    boundary: str, body: bytes, declared: int | None, pieces: Sequence[bytes | bytearray]
+    kind: Callable[[str, int | None], _Form | _Fields],
+    boundary: str,
+    body: bytes,
+    declared: int | None,
+    pieces: Sequence[bytes | bytearray],
 ) -> tuple[str, Any]:
     """ "form" and what it holds, or an error's name and what it says."""
-    parts = _parts()
     try:
-        form = parts.multipart.Form(boundary, declared, parts.limits)
+        form = kind(boundary, declared)
         for piece in pieces:
-            form.feed(piece)
-            assert len(form._framing._pending) <= MAX_HEADER_BYTES + 4
-        form.close()
-    except parts.InlayError as error:
+            form.read.feed(piece)
+            assert len(form.read._framing._pending) <= MAX_HEADER_BYTES + 4
+        form.read.close()
+    except _parts().InlayError as error:
         return _refusal(error)
-    assert form.size == len(body)
-    return "form", (form.request, {name: bytes(data.view) for name, data in form.parts.items()})
+    size, found = form.found()
+    assert size == len(body)
+    return "form", found
 
 
 def _refusal(error: Any) -> tuple[str, Any]:
@@ -115,13 +151,19 @@ def check(data: bytes) -> bool:
         body[:first],
         *(body[start : start + size] for start in range(first, len(body), size)),
     ]
-    outcome = _outcome(boundary, body, len(body), [bytearray(body)])
-    other = _outcome(boundary, body, len(body) if how & 128 else None, pieces)
-    assert _alike(outcome, other), (outcome, other)
-    if outcome[0] != "form":
-        return False
-    _check_form(boundary.encode(), body, *outcome[1])
-    return True
+    accepted = False
+    checks: list[tuple[type[_Form] | type[_Fields], Callable[..., None]]]
+    checks = [(_Form, _check_form), (_Fields, _check_fields)]
+    for kind, right in checks:
+        outcome = _outcome(kind, boundary, body, len(body), [bytearray(body)])
+        other = _outcome(kind, boundary, body, len(body) if how & 128 else None, pieces)
+        # A field may reach its own limit first, or that of all fields.
+        too_large = kind is _Fields and {outcome[0], other[0]} == {"BodyTooLargeError"}
+        assert too_large or _alike(outcome, other), (outcome, other)
+        if outcome[0] == "form":
+            right(_contents(boundary.encode(), body), *outcome[1])
+            accepted = True
+    return accepted
 
 
 def _alike(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
@@ -135,8 +177,8 @@ def _unnumbered(error: tuple[str, str | None]) -> tuple[str, str | None]:
     return re.sub(r"\d+", "#", error[0]), error[1]
 
 
-def _check_form(boundary: bytes, body: bytes, request: bytes, files: Mapping[str, bytes]) -> None:
-    """RFC 7578 read in the plainest way says the same."""
+def _contents(boundary: bytes, body: bytes) -> list[bytes]:
+    """RFC 7578 read in the plainest way: the contents of all parts."""
     before, *parts, end = (b"\r\n" + body).split(b"\r\n--" + boundary)
     assert before == b""
     assert end in (b"--", b"--\r\n")
@@ -147,11 +189,27 @@ def _check_form(boundary: bytes, body: bytes, request: bytes, files: Mapping[str
         assert blank
         assert b"content-disposition" in headers.lower()
         contents.append(content)
+    return contents
+
+
+def _check_form(contents: list[bytes], request: bytes, files: Mapping[str, bytes]) -> None:
     assert contents == [request, *files.values()]
     assert "request" not in files
     assert len(request) <= MAX_REQUEST_BYTES
     assert len(files) <= MAX_FILES
     assert all(len(content) <= MAX_BYTES for content in files.values())
+
+
+def _check_fields(contents: list[bytes], texts: list[bytes], file: bytes, filename: str) -> None:
+    assert any(
+        contents == [*texts[:place], file, *texts[place:]] for place in range(len(texts) + 1)
+    )
+    assert len(texts) <= MAX_FIELDS
+    assert all(len(text) <= MAX_REQUEST_BYTES for text in texts)
+    assert sum(map(len, texts)) <= MAX_TEXT_BYTES
+    assert len(file) <= MAX_BYTES
+    assert "/" not in filename
+    assert len(filename) <= 255
 
 
 def seeds() -> list[bytes]:
@@ -197,7 +255,8 @@ def seeds() -> list[bytes]:
 
 def main(options: Sequence[str]) -> None:
     """Run what the module's docstring says."""
-    with instrumented("inlay.http.bodies.multipart", "inlay.http.bodies.memory"):
+    bodies = "inlay.http.bodies"
+    with instrumented(*(f"{bodies}.{name}" for name in ("multipart", "memory", "form", "framing"))):
         _parts()
     inputs = seeds()
     with small_limits():

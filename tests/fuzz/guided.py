@@ -20,10 +20,12 @@ def instrumented(*modules: str, but: Sequence[str] = ()) -> AbstractContextManag
     What is imported already stays as it is. Watching takes half of the time, so it should be no
     more than is to be covered.
     """
-    root = Path(inlay.__file__).parent
+    source = Path(inlay.__file__).parents[1]
+    packages = {module.partition(".")[0] for module in modules}
     names = [
-        ".".join(("inlay", *path.relative_to(root).with_suffix("").parts))
-        for path in root.rglob("*.py")
+        ".".join(path.relative_to(source).with_suffix("").parts)
+        for package in packages
+        for path in (source / package).rglob("*.py")
     ]
     # `include` goes by the first part of a name alone, and `exclude` by whole names.
     left_out = [
@@ -32,7 +34,7 @@ def instrumented(*modules: str, but: Sequence[str] = ()) -> AbstractContextManag
         if _within(name, but) or not _within(name, modules)
     ]
     watch: AbstractContextManager[None] = importlib.import_module("atheris").instrument_imports(
-        include=["inlay"], exclude=left_out
+        include=sorted(packages), exclude=left_out
     )
     return watch
 
