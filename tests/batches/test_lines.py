@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inlay.http.bodies import base64_extractor
 from inlay.store.kept.contents import PIECE_BYTES, Contents
 from inlay.store.kept.memory import MemoryStorage
 from inlay_batches.lines import Line, LineError, blocks_of, read_line
@@ -45,6 +46,27 @@ async def test_others_run_while_a_large_file_is_kept() -> None:
     await contents.write_file("a", BytesIO(bytes(8 * PIECE_BYTES)))
     counting.cancel()
     assert turns >= 7
+
+
+async def test_others_run_while_a_long_line_is_put_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contents, turns = Contents(MemoryStorage(1 << 30)), 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+
+    async def prepare(size: int, work: Callable[[], T], /) -> T:
+        return work()
+
+    monkeypatch.setattr(base64_extractor, "yield_gil", turn)
+    text = b"a" * (8 * PIECE_BYTES + 5)
+    pieces = await contents.write_file("a", BytesIO(b" " * 9 + text + b"\r\n" + text))
+    blocks = blocks_of(contents, pieces, Place(), len(text) + 99, prepare)
+    found = [each.data async for block in blocks for each in block]
+    assert found == [text, text]
+    assert turns >= 2 * len(text) // base64_extractor.STEP
 
 
 @given(
@@ -82,8 +104,12 @@ def test_lines_are_the_same_however_a_file_is_cut_and_wherever_reading_begins(
             return work()
 
         blocks = blocks_of(contents, pieces, begin, 30, prepare)
-        found = [each async for block in blocks for each in block]
-        assert found == [each for each in expected if each.offset >= begin.offset]
-        assert sum(cut) == max(0, len(data) - begin.offset)
+        found = [block async for block in blocks]
+        lines = [each for block in found for each in block]
+        assert lines == [each for each in expected if each.offset >= begin.offset]
+        assert sum(cut) >= max(0, len(data) - begin.offset)
+        # A line whose last bytes are few is no small work.
+        sizes = [sum(len(each.data or b"") for each in block) for block in found]
+        assert all(size <= most for size, most in zip(sizes, cut, strict=True))
 
     asyncio.run(act())
