@@ -16,6 +16,7 @@ from inlay.api.openai.embeddings import route, scoring, sides, similarity, store
 from inlay.api.openai.embeddings.similarity import Comparison, max_sim
 from inlay.base import pace
 from inlay.embedding.cache import Bundle
+from inlay.http.server import SMALL_BYTES, Server
 from tests import output_models as models
 from tests.api.test_stored_documents import (
     ONE,
@@ -187,6 +188,32 @@ def test_a_comparison_ends_when_its_client_leaves(
     until(begun.is_set)
     connection.close()
     until(ended.is_set)
+
+
+def test_many_short_texts_are_no_small_work_and_are_prepared_a_part_at_a_time(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    running, most = 0, 0
+    run = Server.run_prepared
+
+    async def watched(server: Server, size: int, function: Any, *given: Any, **named: Any) -> Any:
+        nonlocal running, most
+        if getattr(function, "__name__", "") != "_prepared":
+            return await run(server, size, function, *given, **named)
+        sizes.append(size)
+        running += 1
+        most = max(most, running)
+        try:
+            return await run(server, size, function, *given, **named)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(Server, "run_prepared", watched)
+    ask(url, query=QUERY, documents=["x"] * 600)
+    assert most == 1
+    assert len(sizes) == 3
+    assert min(sizes) > SMALL_BYTES
 
 
 def test_what_is_long_is_done_off_the_event_loop(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Outputs of a request's inputs: made into prompts, looked up or computed, returned in order."""
 
+import asyncio
 import itertools
 import time
 import uuid
@@ -14,6 +15,7 @@ from inlay.api.openai.embeddings.inputs import InputPiece, Inputs, chunks
 from inlay.api.openai.schema.embeddings import TextsRequest, TextsUsage
 from inlay.base.at_most import at_most
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
+from inlay.base.pace import yield_gil
 from inlay.embedding.bundles import FIRST_PORTS, bundles_of, parts_of
 from inlay.embedding.cache import Bundle
 from inlay.embedding.static import static_sparse
@@ -30,6 +32,9 @@ Array = npt.NDArray[np.float32]
 
 _IN_FLIGHT = 16
 """Maximum running chunks of one request; the rest is tokenized later."""
+
+_INPUT_BYTES = 64
+"""Bytes of text that take as long to prepare as an input does beside its text."""
 
 _PAIR_BYTES = 8
 """Bytes of an index and its weight."""
@@ -116,6 +121,7 @@ class Gathering:
             salt=call.caller.tenant.salted(request.cache_salt),
         )
         self.positions = 0
+        self._preparing = asyncio.Lock()
 
     async def gathered(self, inputs: Inputs) -> list[Gathered]:
         """Return what the model gives for `inputs`.
@@ -191,9 +197,14 @@ class Gathering:
     async def _fill(
         self, inputs: Inputs, start: int, stop: int, out: list[Gathered | None]
     ) -> None:
-        weight = 4 * sum(inputs.weight(index) for index in range(start, stop))
+        weight = _INPUT_BYTES * (stop - start)
+        weight += 4 * sum(inputs.weight(index) for index in range(start, stop))
         server, names = self._call.server, self._wanted.names
-        pieces, keys, made = await server.run_prepared(weight, self._prepared, inputs, start, stop)
+        # One after another: in several threads they only take the interpreter's lock from each
+        # other and from the event loop.
+        async with self._preparing:
+            prepared = await server.run_prepared(weight, self._prepared, inputs, start, stop)
+        pieces, keys, made = prepared
         self._reserve(pieces)
         left = [place for place in range(len(pieces)) if place not in made]
         self.positions += sum(len(piece.prompt) for piece in pieces)
@@ -283,6 +294,7 @@ class Gathering:
         secret = self._call.server.secret
         keys, made = [], {}
         for place, piece in enumerate(pieces):
+            yield_gil()
             if piece.static is not None:
                 ids = piece.prompt.token_ids()
                 made[place] = static_sparse(ids, piece.static, self._wanted.max_active)

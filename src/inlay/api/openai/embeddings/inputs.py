@@ -9,6 +9,7 @@ from inlay.api.generation.messages import read_messages
 from inlay.api.generation.parts import MEDIA_PARTS, kind_of
 from inlay.api.generation.truncation import Truncation
 from inlay.base.errors import InvalidRequestError
+from inlay.base.pace import yield_gil
 from inlay.embedding.static import Weights, served_weights
 from inlay.http.bodies.embeds import Embeddings
 from inlay.messages.card import ModelCard
@@ -18,7 +19,7 @@ from inlay.render import Renderer
 from inlay.render.score_template import ScoredText, ScoreTemplate
 from inlay.render.texts import Range
 
-CHUNK_INPUTS = 64
+CHUNK_INPUTS = 256
 CHUNK_POSITIONS = 16 * 1024
 """Approximate size of a chunk: several batches, but small enough that the first starts soon."""
 
@@ -138,6 +139,7 @@ class TextInputs:
             raise error.at("input") from None
         pieces = []
         for index, (ids, own) in enumerate(zip(found, ranges, strict=True), start):
+            yield_gil()
             param = self.params[index] if self.params else f"input[{index}]"
             if not ids:
                 raise InvalidRequestError(f"{param} has no tokens", param=param)
