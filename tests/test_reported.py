@@ -53,6 +53,10 @@ REPORTED: dict[str, tuple[str, ...]] = {
         "engine/torch/test_vision_engine.py::test_an_adapter_of_the_language_model_decodes_as_pefts_merged_model_does",
         "adapter/test_tables.py::test_tables_that_equal_the_models_are_left_out_and_logged",
         "adapter/test_tables.py::test_a_table_that_was_trained_is_refused_with_the_cure",
+        (
+            "api/test_adapters.py::test_an_adapter_with_the_models_own_table_is_served"
+            "_and_of_a_trained_one_the_cure_is_said"
+        ),
     ),
     "chats of embedders have an end token where it is asked for": (
         "api/test_embeddings.py::test_a_chat_has_the_special_tokens_of_a_text_where_they_are_asked_for",
@@ -131,7 +135,14 @@ REPORTED: dict[str, tuple[str, ...]] = {
             "batches/test_runner.py::"
             "test_a_matrix_that_has_no_room_is_not_written_however_few_of_its_rows_there_are"
         ),
+        "batches/test_lines.py::test_others_run_while_a_long_line_is_put_together",
         "state/test_items.py::test_items_of_many_parts_are_looked_at_beside_the_event_loop",
+    ),
+    "thousands of short texts are prepared beside the event loop": (
+        (
+            "api/test_comparisons.py::"
+            "test_many_short_texts_are_no_small_work_and_are_prepared_a_part_at_a_time"
+        ),
     ),
     "a silent stream notices that its reader has left": (
         "http/test_readers_end.py::test_a_reader_that_closes_in_a_silence_is_noticed",
