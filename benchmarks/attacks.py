@@ -39,6 +39,9 @@ HERE = Path(__file__).resolve().parents[1]
 INTERVAL = 0.02
 """Seconds from one request of the second client to the next."""
 
+AUTOGROUP = Path("/proc/self/autogroup")
+"""Where Linux shares cores among sessions, niceness counts within one: this is a session's own."""
+
 BYSTANDER = "bystander"
 """API key of the second client."""
 
@@ -108,7 +111,10 @@ def attacking(attack: Attack, target: Target) -> Iterator[Answers]:
     ready, stop, queue = context.Event(), context.Event(), context.SimpleQueue()
 
     def run(ready: Event, stop: Event) -> None:
+        os.setsid()
         os.nice(NICER)
+        if AUTOGROUP.exists():
+            AUTOGROUP.write_text(str(NICER), encoding="ascii")
         send = attack.prepare()
         ready.set()
         queue.put(send(target, stop))
