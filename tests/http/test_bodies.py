@@ -4,6 +4,7 @@ import gc
 import json
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from inlay.api.generation.generation import Generation
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.api.openai.schema.responses import ResponsesRequest
 from inlay.api.schema.chat import ChatRequest
+from inlay.http.bounded_http import MAX_WAITING, BoundedHttp
 from inlay.render import StopStrings
 from inlay.router import Router
 from tests.live import Fleet, until
@@ -83,6 +85,30 @@ def test_a_slow_body_is_given_up(llama: Fleet) -> None:
     assert b"too slowly: 10 bytes" in answer
     while llama.apps[url].server.budget.used:
         time.sleep(0.01)
+
+
+def test_requests_in_a_row_are_given_up_before_many_are_read(
+    llama: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+    complete = BoundedHttp.on_headers_complete
+
+    def counted(connection: BoundedHttp) -> None:
+        nonlocal read
+        read += 1
+        complete(connection)
+
+    monkeypatch.setattr(BoundedHttp, "on_headers_complete", counted)
+    parts = urlsplit(llama.serve())
+    address = parts.hostname or "", parts.port or 0
+    with (
+        socket.create_connection(address, timeout=30) as connection,
+        suppress(ConnectionResetError, BrokenPipeError),
+    ):
+        connection.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
+        while connection.recv(65536):
+            pass
+    assert MAX_WAITING < read < 3 * MAX_WAITING
 
 
 def test_a_trickle_is_given_up_though_bytes_keep_coming(llama: Fleet) -> None:
