@@ -30,10 +30,11 @@ from inlay.engine.task import task_of
 from inlay.engine.torch.weights.families import family_of as of_generation
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.render import Renderer
+from inlay.store import StoreSettings
 from inlay.tensors.checkpoint import config_of
 from tests import output_models as models
 from tests.engine.torch.vision_reference import Picture, pixels
-from tests.live import fleet
+from tests.live import SECRET, fleet
 from tests.vision_models import IMAGE, vision
 
 PAGES = (Picture(1, 40, 56), Picture(2, 33, 70), Picture(3, 48, 48))
@@ -104,7 +105,7 @@ def refusal(response: httpx.Response) -> str:
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, Path]]:
     path = models.pages() if request.param == "own" else models.pages(**OTHERS)
     with fleet(path, task="auto", dtype="float32") as running:
-        yield running.serve(), path
+        yield running.serve(store=StoreSettings().open(SECRET)), path
 
 
 def test_pages_and_queries_have_the_vectors_of_transformers(served: tuple[str, Path]) -> None:
@@ -123,15 +124,17 @@ def test_pages_and_queries_have_the_vectors_of_transformers(served: tuple[str, P
     assert np.abs(np.array(said[0]["embedding"]) - query_vectors(path, QUERIES[0])[1]).max() < 1e-5
 
 
-def test_pages_are_ranked_by_max_sim(served: tuple[str, Path]) -> None:
+def test_pages_and_references_to_them_are_ranked_by_max_sim(served: tuple[str, Path]) -> None:
     url, path = served
     query = query_vectors(path, QUERIES[0])[1]
     wanted = [float((query @ page_vectors(path, page)[1].T).max(1).sum()) for page in PAGES]
-    documents = [{"content": [image(page)]} for page in PAGES]
-    response = ask(url, "/v1/rerank", query=QUERIES[0], documents=documents)
-    assert response.status_code == 200, response.text
-    found = {one["index"]: one["relevance_score"] for one in response.json()["results"]}
-    assert [found[place] for place in range(len(PAGES))] == pytest.approx(wanted, abs=1e-4)
+    kept = items(url, input=[chat(image(page)) for page in PAGES], outputs=["tokens"], store=True)
+    refs = [{"ref": item["ref"]} for item in kept]
+    for documents in ([{"content": [image(page)]} for page in PAGES], refs):
+        response = ask(url, "/v1/rerank", query=QUERIES[0], documents=documents)
+        assert response.status_code == 200, response.text
+        found = {one["index"]: one["relevance_score"] for one in response.json()["results"]}
+        assert [found[place] for place in range(len(PAGES))] == pytest.approx(wanted, abs=1e-4)
 
 
 def test_a_long_query_is_cut_and_what_stands_behind_it_is_not(served: tuple[str, Path]) -> None:
