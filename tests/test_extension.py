@@ -154,6 +154,10 @@ def test_one_name_of_two_givers_is_refused() -> None:
             ("--deploy", "x.yaml"),
             "--deploy is of the extension 'stages', which is not loaded (--extensions)",
         ),
+        (
+            ("--response-store", "memory"),
+            "--response-store is of the extension 'state', which is not loaded (--extensions)",
+        ),
     ],
 )
 def test_an_engine_that_is_not_loaded_is_one_line(

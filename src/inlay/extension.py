@@ -96,6 +96,7 @@ class Extension:
         options: `MODULE:NAME` of pydantic classes by the settings that they join as a section:
             `engine`, which all commands with an engine have, `serve`, `worker`. The title of a
             class is the heading of its options; `engine.extension_options.section_of` finds it.
+        section: of the core's settings, which nobody else reads; `name` unless it is another.
         commands: `MODULE:NAME` of a sequence of `cli.command.Command`; none where empty.
     """
 
@@ -114,6 +115,7 @@ class Extension:
     routes: str = ""
     frontend: str = ""
     options: str = ""
+    section: str = ""
     commands: str = ""
 
 

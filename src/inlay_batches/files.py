@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import BinaryIO
 
 from inlay.base.errors import NotFoundError, OverloadedError, RateLimitedError
@@ -83,6 +83,13 @@ class Files:
             )
             if not await self.storage.swap(f"{owner}.{record.id}", encode(record), 0):
                 raise OverloadedError("the file could not be kept; send it again", retry_after=1)
+        # Another frontend may have found the same room: whoever looks last sees what both keep.
+        try:
+            await self._check(owner, size, Counter(), kept=record.id)
+        except (RateLimitedError, OverloadedError):
+            with suppress(OverloadedError, NotFoundError):
+                await self.delete(owner, record.id)
+            raise
         return record
 
     @asynccontextmanager
@@ -103,21 +110,30 @@ class Files:
         Raises as `create`.
         """
         # Before the records: a file that is recorded meanwhile may count twice, but is not missed.
-        arriving, all_arriving = self._arriving[owner], self._arriving.total()
-        records = await self.all_of(owner)
+        await self._check(owner, size, self._arriving.copy())
+
+    async def _check(
+        self, owner: str, size: int, arriving: Counter[str], *, kept: str | None = None
+    ) -> None:
+        """Check that there is room for `size` bytes, which are there already in the file `kept`."""
+        records = [record for record in await self.all_of(owner) if record.id != kept]
         if len(records) >= MAX_FILES:
             raise RateLimitedError(
                 f"you keep {len(records)} files and batches, which is the limit; delete some",
                 retry_after=_FULL_SECONDS,
             )
-        used = self._bytes(records) + arriving
+        used = _bytes(records) + arriving[owner]
         if used + size > self._owner_max:
             raise RateLimitedError(
                 f"your files have {used} bytes; {size} more would pass the limit of "
                 f"{self._owner_max} (--files-tenant-bytes)",
                 retry_after=_FULL_SECONDS,
             )
-        total = (await self.storage.size())[0] + all_arriving
+        await self._check_all(arriving.total() - (size if kept else 0), size)
+
+    async def _check_all(self, others: int, size: int) -> None:
+        """Check that `size` bytes fit with all that is kept and `others`."""
+        total = (await self.storage.size())[0] + others
         if total + size > self._max:
             raise OverloadedError(
                 f"all files have {total} bytes; {size} more would pass the limit of {self._max} "
@@ -126,11 +142,12 @@ class Files:
             )
 
     async def has_room(self, owner: str, size: int) -> bool:
-        """Return True if the files of an owner and `size` bytes more are within its limit."""
-        return self._bytes(await self.all_of(owner)) + size <= self._owner_max
+        """Return True if all that an owner keeps and `size` bytes more are within its limit.
 
-    def _bytes(self, records: "list[FileRecord | BatchRecord]") -> int:
-        return sum(record.size for record in records if isinstance(record, FileRecord))
+        Raises `OverloadedError`: with what all keep they are not, or the storage does not answer.
+        """
+        await self._check_all(0, size)
+        return _bytes(await self.all_of(owner)) + size <= self._owner_max
 
     async def all_of(self, owner: str) -> "list[FileRecord | BatchRecord]":
         """Return the records of an owner, those that have expired left out."""
@@ -221,6 +238,11 @@ class Files:
                 await self.storage.erase(name)
                 removed += 1
         return removed
+
+
+def _bytes(records: "list[FileRecord | BatchRecord]") -> int:
+    """Bytes of all contents that records name, also of what batches have made so far."""
+    return sum({piece.name: piece.size for each in records for piece in each.pieces}.values())
 
 
 def _expired(record: FileRecord | BatchRecord, now: float, ended_ttl: float | None = None) -> bool:

@@ -387,9 +387,9 @@ class BatchRunner:
             asyncio.get_running_loop().call_later(self._pace.piece_seconds, self._due.set)
         self._changed.set()
         record = self._held.record
-        kept = sum(piece.size for piece in (*record.output, *record.error))
-        kept += 4 * record.rows * record.width  # of the whole matrix, blank lines and all
-        if self._stop is None and not await self._patient(lambda: self._work.has_room(kept)):
+        # Of the whole matrix, blank lines and all; the rest is kept already.
+        more = 4 * record.rows * record.width - sum(piece.size for piece in record.matrix)
+        if self._stop is None and not await self._patient(lambda: self._work.has_room(more)):
             await self._patient(
                 lambda: self._held.change(lambda found: replace(found, stop="storage_full"))
             )

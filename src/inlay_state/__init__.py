@@ -15,6 +15,7 @@ from inlay.extension import Extension
 
 extension = Extension(
     "state",
+    section="responses",
     routes="inlay_state.api.routes:ROUTES",
     frontend="inlay_state.service:make",
 )

@@ -55,6 +55,8 @@ def test_an_input_that_is_too_long_is_that_without_its_oldest_turns(url: str) ->
     same = asked(url, [SYSTEM, *LONG[1 + dropped :]])
     assert same.json()["truncation"] == "disabled"
     assert "x-dropped-messages" not in same.headers
+    assert answer.json()["dropped_messages"] == dropped
+    assert "dropped_messages" not in same.json()
     assert positions_of(same) == positions_of(answer)
     assert text_of(same) == text_of(answer)
     # No more than it takes.
@@ -67,8 +69,11 @@ def test_an_input_that_is_too_long_is_that_without_its_oldest_turns(url: str) ->
 
 def test_a_stream_says_how_many_messages_are_left_out(url: str) -> None:
     answer = asked(url, LONG, truncation="auto", stream=True)
-    assert int(answer.headers["x-dropped-messages"])
+    dropped = int(answer.headers["x-dropped-messages"])
     assert '"truncation":"auto"' in answer.text
+    assert (
+        answer.text.count(f'"dropped_messages":{dropped}') == 3
+    )  # created, in_progress, completed
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -18,7 +18,8 @@ from inlay.transport.nats.member import Member
 from inlay.transport.nats.prompts import NatsPrompts
 from inlay.transport.nats.subjects import FILES
 from inlay_batches.files import Files
-from inlay_batches.records import FileRecord
+from inlay_batches.records import BatchRecord, FileRecord, encode
+from tests.batches.fakes import Mortal
 from tests.batches.test_runner import Place, check_whole, lines
 from tests.transport.nats_server import NatsServer
 
@@ -130,6 +131,56 @@ async def test_files_that_come_at_once_are_within_the_bounds(
     assert await storage.contents() == {piece.name for piece in record.pieces}
     await files.delete("a", record.id)
     await create()
+
+
+@pytest.mark.parametrize("bounds", [(3, 9), (9, 3)], ids=["owner", "all"])
+async def test_two_frontends_that_find_the_same_room_do_not_both_take_it(
+    opened: Open, bounds: tuple[int, int]
+) -> None:
+    both = asyncio.Barrier(2)
+
+    class Late(Mortal):
+        async def write(self, name: str, file: BinaryIO) -> int:
+            await both.wait()  # the other has looked, too
+            return await super().write(name, file)
+
+    storage = await opened()
+    of_owner, of_all = (each * PIECE_BYTES for each in bounds)
+
+    async def create(storage: Storage) -> FileRecord:
+        files = Files(storage, Contents(storage), max_bytes=of_all, owner_bytes=of_owner, ttl=60)
+        size = 2 * PIECE_BYTES
+        file = BytesIO(bytes(size))
+        return await files.create("a", file, filename="f", purpose="user_data", size=size, ttl=None)
+
+    stores = [Late(await opened(), None), Late(await opened(), None)]
+    made = await asyncio.gather(*map(create, stores), return_exceptions=True)
+    kept = [each for each in made if isinstance(each, FileRecord)]
+    assert sum(isinstance(each, RateLimitedError | OverloadedError) for each in made) == 2 - len(
+        kept
+    )
+    assert len(kept) < 2
+    assert len(await storage.list("a")) == len(kept)
+    assert await storage.contents() == {piece.name for each in kept for piece in each.pieces}
+    if not kept:
+        await create(storage)
+
+
+async def test_what_batches_have_made_so_far_counts_as_files_do() -> None:
+    storage = MemoryStorage(1 << 24)
+    files = Files(storage, Contents(storage), max_bytes=1000, owner_bytes=500, ttl=60)
+    pieces = tuple([await files.contents.write(f"0a-lines-{n}", bytes(200)) for n in range(2)])
+    batch = BatchRecord(
+        id="batch_a", endpoint="/v1/completions", input_file_id="file-a", window="24h", created_at=0,
+        expires_at=1, output=pieces[:1], error=pieces[1:], status="in_progress",
+    )  # fmt: skip
+    assert await storage.swap("a.batch_a", encode(batch), 0)
+    with pytest.raises(RateLimitedError, match=r"have 400 bytes; 101 more .*--files-tenant-bytes"):
+        await files.check_room("a", 101)
+    assert await files.has_room("a", 100)
+    assert not await files.has_room("a", 101)
+    with pytest.raises(OverloadedError, match="--batch-store-bytes"):
+        await files.has_room("b", 601)
 
 
 async def test_a_full_memory_and_a_foreign_directory_are_refused(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from inlay.cli import demo as demo_command
 from inlay.cli.demo import inputs_shown, question_shown
 from inlay.cli.process import Console
 from inlay.cli.settings import DemoSettings
+from inlay.engine.extension_options import check_loaded
+from inlay.extension import VARIABLE
 from tests import preloaded
 from tests.serving import free_port
-
-pytestmark = pytest.mark.extensions
 
 START_SECONDS = 180
 
@@ -115,6 +115,7 @@ def test_the_openai_snippet_answers_when_pasted(shown: Shown, answers: list[str]
     assert done.stdout.strip() == answers[0]
 
 
+@pytest.mark.extensions("tools", "audit")
 @pytest.mark.slow
 def test_the_questions_about_embeddings_are_answered_when_pasted(shown: Shown) -> None:
     said = []
@@ -136,6 +137,18 @@ def test_the_questions_about_embeddings_are_answered_when_pasted(shown: Shown) -
 def test_the_texts_of_the_audit_are_those_of_the_script() -> None:
     made = audit_texts.lines(build_world(audit_texts.WORLD_SEED), audit_texts.SEED, 300)
     assert demo.texts_path().read_text(encoding="utf-8") == "\n".join(made) + "\n"
+
+
+@pytest.mark.parametrize("loaded", [(), ("batches",), ("batches", "state")])
+def test_it_keeps_what_clients_store_where_that_part_is_loaded(
+    loaded: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, ",".join(loaded))
+    served = demo_command.served(DemoSettings(), port=0)
+    check_loaded(served)
+    assert (served.batches.batch_store, served.responses.response_store) == tuple(
+        "memory" if name in loaded else "off" for name in ("batches", "state")
+    )
 
 
 def test_it_says_why_it_takes_another_port(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,16 @@ def test_a_background_response_that_fails_says_so(client: openai.OpenAI) -> None
     assert events[-1].response.to_dict() == found.to_dict()
 
 
+def test_a_background_response_says_what_was_left_out_of_its_input(client: openai.OpenAI) -> None:
+    items: Any = [{"role": ("user", "assistant")[n % 2], "content": "7 " * 60} for n in range(15)]
+    made = client.responses.create(input=items, truncation="auto", background=True, **ASK)
+    found: Any = ended(client, made.id)
+    assert found.status in ("completed", "incomplete")
+    assert found.dropped_messages > 0
+    events: Any = list(client.responses.retrieve(made.id, stream=True))
+    assert events[-1].response.dropped_messages == found.dropped_messages
+
+
 def test_an_event_that_is_kept_in_several_pieces_comes_whole(client: openai.OpenAI) -> None:
     made = client.responses.create(
         input="count", instructions="x" * 1_200_000, background=True, **ASK

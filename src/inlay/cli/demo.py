@@ -22,6 +22,7 @@ from inlay.cli.settings import DemoSettings, ServeSettings
 from inlay.client import PromptEmbedder, load
 from inlay.client.connection import JSON, ApiClient, Question
 from inlay.engine.settings import EngineSettings
+from inlay.extension import extensions
 from inlay.http.address import check_address
 from inlay.http.settings import FrontendSettings
 from inlay.store.settings import BatchSettings, ResponseSettings
@@ -41,22 +42,7 @@ def run(settings: DemoSettings) -> int:
         InlayError: the server did not start, or answered a request with an error.
     """
     console = Console(sys.stdout, sys.stderr)
-    served = ServeSettings(
-        # Its answers were checked in float32, with the weights as they are stored.
-        engine=EngineSettings.of(
-            **_model(settings),
-            dtype="float32",
-        ),
-        frontend=FrontendSettings(
-            host=settings.host,
-            port=_port(settings, console),
-            enable_prompt_embeds=True,
-            enable_embedding_lookup=True,
-            log_requests=False,
-        ),
-        batches=BatchSettings(batch_store="memory"),
-        responses=ResponseSettings(response_store="memory"),
-    )
+    given = served(settings, _port(settings, console))
 
     async def show(running: RunningServer) -> None:
         shown = _show_images if settings.images else _show_drawn if settings.draw else _show
@@ -67,7 +53,31 @@ def run(settings: DemoSettings) -> int:
         else:
             running.stop.set()
 
-    return run_host(served, console, show)
+    return run_host(given, console, show)
+
+
+def served(settings: DemoSettings, port: int) -> ServeSettings:
+    """Return the settings of the server; it keeps what clients store, by those parts that are there.
+
+    Raises `InvalidRequestError`.
+    """
+    stores = {
+        "batches": ("batches", BatchSettings(batch_store="memory")),
+        "state": ("responses", ResponseSettings(response_store="memory")),
+    }
+    kept: dict[str, Any] = dict(stores[each.name] for each in extensions() if each.name in stores)
+    return ServeSettings(
+        # Its answers were checked in float32, with the weights as they are stored.
+        engine=EngineSettings.of(**_model(settings), dtype="float32"),
+        frontend=FrontendSettings(
+            host=settings.host,
+            port=port,
+            enable_prompt_embeds=True,
+            enable_embedding_lookup=True,
+            log_requests=False,
+        ),
+        **kept,
+    )
 
 
 def _model(settings: DemoSettings) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def check_loaded(settings: BaseModel) -> None:
     """Raise `InvalidRequestError` for options of an extension that is not loaded."""
     loaded = {extension.name for extension in extensions()}
     for extension in known():
-        section = getattr(settings, extension.name, None)
+        section = getattr(settings, extension.section or extension.name, None)
         if extension.name in loaded or not isinstance(section, BaseModel):
             continue
         for option in sorted(section.model_dump(exclude_unset=True, exclude_none=True)):

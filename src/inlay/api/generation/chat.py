@@ -87,6 +87,7 @@ class ChatPrompt(NamedTuple):
         use: tools of the request.
         grammar: of the request.
         max_tokens: the request's value, or None.
+        dropped: messages that were left out of it.
     """
 
     renderer: Renderer
@@ -95,6 +96,7 @@ class ChatPrompt(NamedTuple):
     grammar: Grammar | None
     prompt: Prompt
     max_tokens: int | None
+    dropped: int
 
 
 class PreparedChat(NamedTuple):
@@ -102,11 +104,13 @@ class PreparedChat(NamedTuple):
 
     Attributes:
         use: tools of the request.
+        dropped: messages that were left out of its prompt.
     """
 
     renderer: Renderer
     generation: Generation
     use: ToolUse
+    dropped: int
 
 
 async def chat_prompt(
@@ -181,7 +185,7 @@ async def chat_prompt(
     if dropped:
         call.added.append((DROPPED_HEADER, str(dropped).encode()))
     call.memory.settle([prompt], kept_bytes)
-    return ChatPrompt(renderer, forms, use, grammar, prompt, max_tokens)
+    return ChatPrompt(renderer, forms, use, grammar, prompt, max_tokens, dropped)
 
 
 async def prepare_chat(
@@ -254,7 +258,7 @@ async def _prepare(
     generation = generation_of(
         call, request, response_id, model, renderer, [prompt], sampling, output=output
     )
-    return PreparedChat(renderer, generation, asked.use)
+    return PreparedChat(renderer, generation, asked.use, asked.dropped)
 
 
 def _prompt(

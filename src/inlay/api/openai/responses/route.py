@@ -170,7 +170,13 @@ async def answer(
         def shape() -> ResponsesShape:
             sampling = generation.requests[0].sampling
             opening = opening_of(
-                response_id, request, model.name, sampling.temperature, sampling.top_p, keeping
+                response_id,
+                request,
+                model.name,
+                sampling.temperature,
+                sampling.top_p,
+                keeping,
+                asked.dropped,
             )
             made.append(
                 ResponsesShape(
@@ -217,6 +223,7 @@ def opening_of(
     temperature: float,
     top_p: float,
     keeping: Keeping = Keeping(),
+    dropped: int = 0,
 ) -> Response:
     """Return the response before its first output."""
     blank = {"description": None, "parameters": None, "strict": None}
@@ -252,4 +259,5 @@ def opening_of(
         top_p=top_p,
         truncation=request.truncation or "disabled",
         user=request.user,
+        dropped_messages=dropped or msgspec.UNSET,
     )

@@ -99,8 +99,8 @@ class ResponsesRequest(RequestFields, kw_only=True):
         text: format of the answer.
         tools: functions, at most 1024: `{"type": "function", "name", "description", "parameters"}`.
         truncation: "auto" leaves the oldest turns out where the input is too long: a call with
-            its result, never what the system says, nor the last turn; `X-Dropped-Messages` says
-            how many messages. Else such an input is refused.
+            its result, never what the system says, nor the last turn; `dropped_messages` and
+            `X-Dropped-Messages` say how many. Else such an input is refused.
         max_output_tokens: output tokens at most, reasoning included, 1 or more; when absent what
             the context leaves.
         max_tool_calls: accepted and returned; no tool is called by the server.
@@ -343,6 +343,10 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     usage: Annotated[ResponsesUsage | None, field("Positions and tokens of this answer.")] = None
     user: Annotated[str | None, field("as the request had it.", "somebody")]
     hidden_states: ShownStates = msgspec.UNSET
+    dropped_messages: Annotated[
+        int | msgspec.UnsetType,
+        field("messages that `truncation` left out; absent where there are none.", 2),
+    ] = msgspec.UNSET
 
 
 class InputTokens(msgspec.Struct, frozen=True):
