@@ -137,6 +137,7 @@ async def _here(model: str, data: bytes, kind: Kind, detail: Detail | None) -> E
     from inlay.engine import EngineSettings, create
     from inlay.media.embeds import grid_beside
     from inlay.media.items import audio_item, image_item
+    from inlay.media.unpacking import unpacked
 
     secret = Secret(secrets.token_bytes(32))
     engine = create(EngineSettings.of(model=model, task="encode"), secret)
@@ -145,7 +146,7 @@ async def _here(model: str, data: bytes, kind: Kind, detail: Detail | None) -> E
         spec = engine.card.media
         assert spec is not None, "only models with media have an encoder"
         if kind == "audio":
-            item = audio_item(spec, Buffer(data), secret)
+            item = audio_item(spec, unpacked(Buffer(data), lambda _: None), secret)
         else:
             item = image_item(spec, Buffer(data), secret, detail=detail)
         prompt = Prompt.of(*item.segments)

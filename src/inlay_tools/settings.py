@@ -48,7 +48,7 @@ class EncodeSettings(BaseModel, frozen=True, defer_build=True):
     """Image to encode, by a server (url) or by the model's own encoder here, which needs torch. Its
     grid, where it has one, is in the safetensors file."""
     audio: Path | None = None
-    """Audio to encode, WAV, FLAC or MP3, as image."""
+    """Audio to encode, as image."""
     detail: Literal["auto", "low", "high"] | None = None
     """Detail of the image; low takes fewer positions."""
     url: str | None = None

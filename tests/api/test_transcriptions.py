@@ -8,6 +8,7 @@ import shutil
 import signal
 import wave
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
@@ -23,10 +24,13 @@ from hypothesis import strategies as st
 
 from inlay.api.openai.transcriptions import route
 from inlay.media.sounds import quiet_cuts
+from inlay.media.unpacking import unpacked
+from inlay.messages.prompt import Buffer
 from tests.audio_models import AUDIO_FAMILIES, RATE, audio
 from tests.equality.test_sound_and_video_over_http import TEMPLATES
 from tests.examples import examples
 from tests.live import Fleet, fleet
+from tests.media.test_unpacking import KINDS, recorded
 from tests.payloads import error
 from tests.scratch import scratch
 
@@ -101,6 +105,24 @@ def test_every_format_is_what_the_client_takes(client: openai.OpenAI) -> None:
             model="tiny", file=("a.wav", sound_file()), extra_body={"max_completion_tokens": "6"}
         )
     assert english.text
+
+
+@pytest.mark.parametrize("name", ["WebM Opus", "M4A AAC", "Ogg Vorbis"])
+def test_sound_in_a_container_is_heard_as_its_samples_are(client: openai.OpenAI, name: str) -> None:
+    data = recorded(*KINDS[name][:3])
+    same = bytes(unpacked(Buffer(data), lambda _: None).view)
+    texts = [ask(client, each, temperature=0).text for each in (data, same)]
+    assert texts[0] == texts[1]
+
+    def chat(file: bytes, form: Any) -> Any:
+        sound = {"data": base64.b64encode(file).decode(), "format": form}
+        parts: Any = [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": "a"}]
+        answer: Any = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": parts}], max_tokens=6, temperature=0
+        )
+        return answer.choices[0].message.content, answer.usage.prompt_tokens
+
+    assert chat(data, "webm") == chat(same, "wav")
 
 
 def test_a_stream_has_openais_events(client: openai.OpenAI) -> None:
@@ -213,6 +235,20 @@ def test_a_file_that_is_no_sound_is_a_400(client: openai.OpenAI) -> None:
 def test_stereo_of_another_rate_is_heard(client: openai.OpenAI) -> None:
     heard = ask(client, sound_file(channels=2, rate=8000))
     assert heard.usage.output_tokens > 0
+
+
+def test_sounds_heard_at_once_are_heard_as_alone_in_every_form(client: openai.OpenAI) -> None:
+    sounds = [sound_file(seconds) for seconds in (0.9, SECONDS)]
+    alone = [ask(client, sound).text for sound in sounds]
+    with ThreadPoolExecutor(4) as pool:
+        at_once = pool.map(lambda sound: ask(client, sound).text, sounds * 2)
+        assert list(at_once) == alone * 2
+    assert ask(client, sounds[1], response_format="verbose_json").text == alone[1]
+
+
+def test_a_prompt_stands_before_what_is_said(client: openai.OpenAI) -> None:
+    plain, told = ask(client), ask(client, prompt="Harbour, lantern, tide.")
+    assert told.usage.input_tokens > plain.usage.input_tokens
 
 
 def test_silence_is_heard(client: openai.OpenAI) -> None:

@@ -297,7 +297,7 @@ def test_a_matrix_that_has_no_room_is_not_written_however_few_of_its_rows_there_
         async with place.owned("one", work=Embedding) as (runner, work):
             work.room = False
             await runner.run()
-            assert work.asked_room > 5000 * 16
+            assert 4999 * 16 < work.asked_room <= 5000 * 16  # beside the row that is kept
         record = await place.record()
         assert [each.code for each in record.problems] == ["storage_full"]
         assert (record.rows, record.width, record.matrix_file_id) == (5001, 4, None)

@@ -18,6 +18,7 @@ from inlay.base.errors import InvalidRequestError
 from inlay.engine import videos
 from inlay.engine.decoding import decoder_bytes
 from inlay.engine.pictures import decode_frames
+from inlay.media import decoder
 from inlay.media.frames import VideoHeader, read_video_header
 from tests.media.clips import drawn, video
 from tests.media.test_containers import FRAGMENTED, ONE, SHOWN, changed, webm
@@ -142,7 +143,7 @@ def test_more_memory_than_allowed_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         decoded(data)
 
 
-PROGRAM = Path(videos.__file__).with_name("video_process.py")
+PROGRAM = decoder._PROGRAM
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
             + textwrap.dedent(source),
             encoding="utf-8",
         )
-        monkeypatch.setattr(videos, "_PROGRAM", program)
+        monkeypatch.setattr(decoder, "_PROGRAM", program)
 
     return run
 
@@ -187,7 +188,7 @@ def test_a_decoder_that_breaks_down_is_an_error(
 def test_a_decoder_that_stands_still_is_ended(
     instead: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(videos, "_SECONDS", 0.3)
+    monkeypatch.setattr(decoder, "_SECONDS", 0.3)
     instead("import time; time.sleep(3600)")
     with pytest.raises(InvalidRequestError, match=f"ended with {signal.SIGKILL.name}"):
         decoded(MP4)
@@ -285,8 +286,8 @@ def test_who_stops_reading_leaves_no_process() -> None:
 
 
 def test_without_pyav_there_is_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert videos.can_decode()
+    assert decoder.can_decode()
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert not videos.can_decode()
+    assert not decoder.can_decode()
     with pytest.raises(InvalidRequestError, match=r"pip install 'inlay-server\[video\]'"):
         decoded(MP4)

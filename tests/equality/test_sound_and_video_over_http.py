@@ -337,7 +337,7 @@ BAD_VIDEOS = {
 }
 BAD_SOUNDS = {
     "empty": ("data:audio/wav;base64,", "is empty"),
-    "ogg": ("data:audio/ogg;base64," + encoded(b"OggS" + bytes(40)), "looks like Ogg"),
+    "ogg": ("data:audio/ogg;base64," + encoded(b"OggS" + bytes(40)), "cannot be decoded"),
     "cut": ("data:audio/wav;base64," + encoded(Sound(1, 9000).data[:30]), "truncated"),
     "long": ("data:audio/wav;base64," + encoded(Sound(1, 40_000).data), "at most 2 s"),
 }

@@ -111,7 +111,9 @@ def noise() -> bytes:
 SOUNDS: dict[str, tuple[Part, str]] = {
     "nothing": (sound(b""), "audio is empty"),
     "a text": (sound(b"hello, this is none"), "of no known format"),
-    "Ogg": (sound(b"OggS\x00\x02" + bytes(99)), "looks like Ogg"),
+    "Ogg of nothing": (sound(b"OggS\x00\x02" + bytes(99)), "audio cannot be decoded"),
+    "MP4 of pictures": (cache(lambda: sound(mp4())), "no sound that FFmpeg finds"),
+    "WebM cut in its header": (cache(lambda: sound(webm()[:40])), "audio cannot be decoded"),
     "WAV cut in its header": (sound(wav()[:30]), "malformed WAV: it is truncated"),
     "WAV without channels": (sound(wav(channels=0)), "0 channels"),
     "WAV of 12 bits": (sound(wav(bits=12)), "read are integers of 8 to 32 bits"),
@@ -127,7 +129,10 @@ SOUNDS: dict[str, tuple[Part, str]] = {
     ),
     "MP3 cut short": (sound(b"\xff\xfb\x90\x00" + bytes(20)), "has no samples"),
     "no base64": (given("%%", "wav"), "does not hold valid base64"),
-    "another format": (given("AAAA", "ogg"), "must be one of wav, mp3, flac, got 'ogg'"),
+    "another format": (
+        given("AAAA", "amr"),
+        "must be one of wav, mp3, flac, ogg, opus, webm, m4a, mp4, aac, got",
+    ),
     "a number": ({"type": "input_audio", "input_audio": 5}, "must be an object with data"),
     "no URL": ({"type": "audio_url"}, "must be a string, a URL"),
     "WAV of a click": (sound(wav(data=bytes(2))), "too short to be heard"),

@@ -57,7 +57,7 @@ def run(settings: DemoSettings) -> int:
 
 
 def served(settings: DemoSettings, port: int) -> ServeSettings:
-    """Return the settings of the server; it keeps what clients store, by those parts that are there.
+    """Return the settings of the server; it keeps what clients store where those parts are loaded.
 
     Raises `InvalidRequestError`.
     """

@@ -10,7 +10,8 @@ from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.http.bodies.embeds import Embeddings, TensorSource, check_source
 from inlay.http.bodies.media import MediaItems, MediaSource, fetched, is_own, spec_for
 from inlay.http.parsed_request import ParsedRequest
-from inlay.http.server import Call, Server
+from inlay.http.server import OFFLOAD_BYTES, Call, Server
+from inlay.media.audio import container_of
 from inlay.media.video import Encode
 from inlay.messages.card import ModelCard
 from inlay.messages.prompt import Buffer, Rows
@@ -81,6 +82,9 @@ async def _media(
     found = await fetched(server.fetcher, sources, hold, call.client)
     call.memory.check_total(map(len, found.values()))
     files.update(found)
+    for source in sources:
+        if source.kind == "audio" and source.url is not None:
+            await _unpack(call, incoming, source, files)
     encode: Encode = _no_times
     if any(source.kind == "video" for source in sources):
         renderer = await server.renderers.of(card)
@@ -97,6 +101,31 @@ async def _media(
         hold=hold,
         encode=encode,
     )
+
+
+async def _unpack(
+    call: Call, incoming: ParsedRequest[Any], source: MediaSource, files: dict[str, Buffer]
+) -> None:
+    """Put a sound among the files if it is made another of."""
+    try:
+        data = files.get(source.name)
+        if data is None:
+            data = source.data(incoming.parsed.lifted, call.server.settings.max_media_bytes)
+        found = await unpacked_sound(call, data)
+    except InvalidRequestError as error:
+        raise error.located(source.param) from None
+    if found is not data:
+        files[source.name] = found
+
+
+async def unpacked_sound(call: Call, data: Buffer) -> Buffer:
+    """Return a sound as `media.unpacking.unpacked` makes it, without work on the event loop."""
+    if container_of(data.view) is None:
+        return data
+    from inlay.media.unpacking import unpacked
+
+    size = max(OFFLOAD_BYTES, len(data))
+    return await call.server.run_prepared(size, unpacked, data, call.reservation.grow)
 
 
 def _no_times(_: str) -> Sequence[int]:

@@ -26,14 +26,17 @@ _malformed, _unpack = partial(malformed, "audio"), partial(unpack, "audio")
 FORMATS = ("WAV", "FLAC", "MP3")
 """Formats that are read."""
 
+CONTAINERS = ("Ogg", "WebM", "MP4", "AAC")
+"""Those that `unpacking` makes a WAV of before."""
+
 MAX_SECONDS = 600.0
 """Default bound of an audio file's length."""
 
 _MAX_CHUNKS = 65536
 _MAX_TAGS = 8
 _MAX_FILLING = 65536
-_MIN_RATE, _MAX_RATE = 1000, 384_000
-_MAX_CHANNELS = 32
+MIN_RATE, MAX_RATE = 1000, 384_000
+MAX_CHANNELS = 32
 
 
 class AudioHeader(NamedTuple):
@@ -132,10 +135,10 @@ def read_audio_header(
     Raises:
         InvalidRequestError: not audio of a known format, truncated or contradictory, or too long.
     """
-    view = _behind_tags(memoryview(data).cast("B"))
+    view = behind_tags(memoryview(data).cast("B"))
     format_, read = _sniff(view)
     rate, channels, samples = read(view, max_seconds)
-    if not (_MIN_RATE <= rate <= _MAX_RATE and 1 <= channels <= _MAX_CHANNELS):
+    if not (MIN_RATE <= rate <= MAX_RATE and 1 <= channels <= MAX_CHANNELS):
         raise _malformed(format_, f"it has {channels} channels at {rate} Hz")
     if samples < 1:
         raise _malformed(format_, "it has no samples")
@@ -152,7 +155,7 @@ def decodable(data: memoryview, header: AudioHeader) -> "bytes | memoryview":
     Tags before it are left out. A WAV is its format and its samples, with the length that they have
     here: decoders differ in what they make of one that was never filled in.
     """
-    view = _behind_tags(data)
+    view = behind_tags(data)
     if header.format != "WAV":
         return view
     form, samples = _wav_parts(view)
@@ -162,7 +165,7 @@ def decodable(data: memoryview, header: AudioHeader) -> "bytes | memoryview":
     return b"".join([b"RIFF", riff, b"WAVEfmt ", fmt, form, b"data", size, samples])
 
 
-def _behind_tags(view: memoryview) -> memoryview:
+def behind_tags(view: memoryview) -> memoryview:
     """The file behind ID3 and APE tags, which taggers put before files of every format."""
     for _ in range(_MAX_TAGS):
         head = bytes(view[:10])
@@ -190,11 +193,9 @@ _Found: TypeAlias = tuple[int, int, int]
 _Reader: TypeAlias = Callable[[memoryview, float], _Found]
 
 _OTHERS = (
-    (b"OggS", "Ogg (Opus, Vorbis)"),
     (b"#!AMR", "AMR"),
     (b"FORM", "AIFF"),
     (b".snd", "AU"),
-    (b"\x1aE\xdf\xa3", "WebM or Matroska"),
     (b"riff\x2e\x91", "Wave64"),
     (b"MThd", "MIDI"),
     (b"0&\xb2u", "Windows Media (ASF)"),
@@ -213,13 +214,28 @@ def _sniff(view: memoryview) -> tuple[str, _Reader]:
     for magic, name in _OTHERS:
         if head.startswith(magic):
             looks = f"looks like {name}"
-    if head[4:8] == b"ftyp":
-        looks = "looks like MP4 or M4A"
-    elif head[:1] == b"\xff" and len(head) > 1 and head[1] & 0xF6 == 0xF0:
-        looks = "looks like AAC"
+    if (container := container_of(view)) is not None:
+        looks = f"looks like {container}"
     raise InvalidRequestError(
-        f"audio {looks}; formats that are read: {', '.join(FORMATS)} (by content)"
+        f"audio {looks}; formats that are read: {', '.join((*FORMATS, *CONTAINERS))} (by content)"
     )
+
+
+def container_of(view: memoryview) -> str | None:
+    """Return which of `CONTAINERS` a file is, behind its tags; None for any other.
+
+    Raises:
+        InvalidRequestError: a tag before it is malformed.
+    """
+    head = bytes(behind_tags(view)[:8])
+    if head[:4] == b"OggS":
+        return "Ogg"
+    if head[:4] == b"\x1aE\xdf\xa3":
+        return "WebM"
+    if head[4:] == b"ftyp":
+        return "MP4"
+    # A sync word, layer 0: MPEG audio has another.
+    return "AAC" if len(head) > 1 and head[0] == 0xFF and head[1] & 0xF6 == 0xF0 else None
 
 
 def _wav(view: memoryview, max_seconds: float) -> _Found:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from inlay.base.errors import InvalidRequestError
 from inlay.messages.prompt import Buffer
 
+WAV_HEADER_BYTES = 44
+
 _UNKNOWN = 0xFFFFFFFF
 """Length in the header of a WAV file that is sent while it is made."""
 
@@ -114,12 +116,12 @@ class _Samples:
     def end(self) -> bytes:
         if self._pieces is None:
             return self._begin()
-        header = _wav_header(self._rate, self.size) if self._header else b""
+        header = wav_header(self._rate, self.size) if self._header else b""
         return b"".join([header, *self._pieces])
 
     def _begin(self) -> bytes:
         begun, self._begun = self._begun, True
-        return b"" if begun or not self._header else _wav_header(self._rate, None)
+        return b"" if begun or not self._header else wav_header(self._rate, None)
 
 
 class _Sink:
@@ -212,7 +214,7 @@ def _pcm16(data: Buffer) -> bytes:
     return np.rint(32767 * within).astype("<i2").tobytes()
 
 
-def _wav_header(rate: int, num_bytes: int | None) -> bytes:
+def wav_header(rate: int, num_bytes: int | None) -> bytes:
     """Return the header of a WAV file of 16 bit samples of one channel.
 
     Args:

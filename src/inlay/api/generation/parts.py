@@ -24,7 +24,8 @@ MEDIA_PARTS: dict[str, Kind] = {
 }
 """Types of parts that are media, and their kinds."""
 
-_AUDIO_FORMATS = ("wav", "mp3", "flac")
+_AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "mp4", "aac")
+"""Names that clients give; content decides."""
 
 _DETAILS: dict[str, Detail] = {"auto": "auto", "low": "low", "high": "high", "original": "high"}
 """OpenAI's, as models have them: none takes an image larger than its settings say."""

@@ -206,7 +206,7 @@ class MediaItems:
         secret: key of digests.
         limits: of embeddings.
         max_bytes: of one file.
-        files: those that were fetched or stored, by name.
+        files: those that were fetched, stored or unpacked, by name.
         lifted: files and tensors that were decoded as the body arrived, by what stands for them.
         decode: decodes a string of tensor data to a file.
         hold: reserves bytes of rows that are cast to another dtype.
@@ -241,7 +241,7 @@ class MediaItems:
 
     @property
     def num_fetched_bytes(self) -> int:
-        """Bytes of the files that were fetched."""
+        """Bytes of the files that were fetched, stored or unpacked."""
         return sum(map(len, self._files.values()))
 
     def segments(self, source: MediaSource) -> Sequence[Segment]:
@@ -279,9 +279,9 @@ class MediaItems:
         return image_item(self._spec, data, self._secret, detail=source.detail)
 
     def _file(self, source: MediaSource) -> Buffer:
-        if not source.is_data:
-            return self._files[source.name]
-        return source.data(self._lifted, self._max_bytes)
+        if source.is_data and source.name not in self._files:
+            return source.data(self._lifted, self._max_bytes)
+        return self._files[source.name]
 
     def _of_embeds(self, part: EmbedsPart, kind: Kind) -> list[Segment]:
         card = self._card

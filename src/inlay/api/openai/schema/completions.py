@@ -121,8 +121,7 @@ class InputAudioPart(_Part, frozen=True, tag="input_audio"):
     """Audio within a prompt made of parts, as in a chat.
 
     Attributes:
-        input_audio: `{"data": base64 of a file, "format": "wav", "mp3" or "flac"}`; the content
-            decides.
+        input_audio: `{"data": base64 of a file, "format": "wav"}`; the content decides.
         uuid: accepted and not used.
     """
 

@@ -24,6 +24,7 @@ from inlay.http.asgi import Message
 from inlay.http.errors import error_json, internal_error
 from inlay.http.inner_call import inner_call
 from inlay.http.parsed_request import read_form
+from inlay.http.references import unpacked_sound
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, preparing_for
 from inlay.http.sse import UNNAMED, EventStream
@@ -81,8 +82,9 @@ async def _answer(call: Call, task: Task) -> None:
         size = form.file_bytes or 0
         call.reservation.grow(size)
         file.seek(0)
-        data = file.read()
-    header = read_audio_header(data)
+        data = Buffer(file.read())
+    data = await unpacked_sound(call, data)
+    header = read_audio_header(data.view)
     # Samples as float32, and once more as a file.
     call.reservation.grow(header.samples * 4 + header.samples_at(geometry.rate) * 8)
     pieces = await server.run_prepared(max(size, header.samples), _cut, data, geometry)
@@ -107,11 +109,11 @@ def _geometry(card: ModelCard) -> AudioGeometry:
     return media.audio
 
 
-def _cut(data: bytes, geometry: AudioGeometry) -> list[_Piece]:
+def _cut(data: Buffer, geometry: AudioGeometry) -> list[_Piece]:
     from inlay.media.sounds import decode_sound, quiet_cuts
 
     rate = geometry.rate
-    sound = decode_sound(memoryview(data), read_audio_header(data), rate)
+    sound = decode_sound(data.view, read_audio_header(data.view), rate)
     pieces = []
     for start, stop in quiet_cuts(sound, rate, _most(geometry)):
         writer = sound_writer("wav", rate, "file", whole=True)

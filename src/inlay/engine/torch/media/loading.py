@@ -23,8 +23,8 @@ from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load, par
 from inlay.engine.torch.weights.division import split_tower
 from inlay.engine.torch.weights.families import context_length, family_of
 from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES, ImageFamily
-from inlay.engine.videos import can_decode
 from inlay.engine.weights import directory_of, weights_id
+from inlay.media.decoder import can_decode
 from inlay.media.families import spec_of
 from inlay.media.spec import MediaSpec
 from inlay.messages.card import SelfCheck

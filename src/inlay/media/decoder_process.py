@@ -1,8 +1,10 @@
-"""The process that decodes one video, started by `inlay.engine.videos` and trusted by nobody.
+"""The process that decodes one file, started by `inlay.media.decoder` and trusted by nobody.
 
 A file of its own, run by `python -I`: it imports the standard library and PyAV alone. Standard
-input is the video, the one argument what its header says, standard output takes the frames: each
-`F` and its pixels, 8-bit RGB; or `E` and the reason why there are none.
+input is the file, the one argument what is wanted of it, standard output takes it. Of a video the
+frames: each `F` and its pixels, 8-bit RGB. Of a sound its samples: each `S`, then rate, channels,
+kind of sample and number (none at the end), then the samples, those of all channels together. Or
+`E` and the reason why there is no more.
 """
 
 import ctypes
@@ -18,6 +20,7 @@ from typing import Any
 
 import av
 import av.audio.codeccontext
+import av.audio.frame
 import av.audio.stream
 import av.subtitles.codeccontext
 import av.subtitles.stream  # PyAV imports these late, when no file can be opened any more
@@ -46,6 +49,19 @@ _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000
 
 _DECODERS = {"h264": "h264", "hevc": "hevc", "vp8": "vp8", "vp9": "vp9", "av1": "libdav1d"}
+
+
+_SOUNDS = {
+    "aac": "aac", "alac": "alac", "flac": "flac", "mp3": "mp3float,mp3", "opus": "opus,libopus",
+    "vorbis": "vorbis",
+}  # fmt: skip
+"""Decoders that may run by the name of a codec."""
+
+_KINDS = ("u8", "s16", "s32", "flt", "dbl")
+"""Kinds of samples, by their number."""
+
+_PLANAR = 8
+"""Added to it where each channel's samples stand together."""
 
 
 class _Program(ctypes.Structure):
@@ -98,7 +114,7 @@ def confine(memory: int, seconds: int) -> None:
 
 
 def frames(file: Any, task: dict[str, Any]) -> Iterator[bytes]:
-    """Decode the wanted frames, each as rows of RGB without gaps."""
+    """Decode the wanted frames, each `F` and rows of RGB without gaps."""
     width, height = task["size"]
     limits = {"max_pixels": str((width + 128) * (height + 128))}
     decoder = _DECODERS[task["codec"]]
@@ -131,12 +147,53 @@ def frames(file: Any, task: dict[str, Any]) -> Iterator[bytes]:
                 if frame.is_corrupt:
                     raise _Refused(f"frame {index} is damaged")
                 if index == following:
-                    yield _rgb(frame, width)
+                    yield b"F" + _rgb(frame, width)
                     following = next(wanted, None)
                     if following is None:
                         return
                 index += 1
     raise _Refused(f"it says {task['frames']} frames and has {index} that can be decoded")
+
+
+def sounds(file: Any, task: dict[str, Any]) -> Iterator[bytes]:
+    """Decode the first sound, as pieces of the output."""
+    options = {
+        "codec_whitelist": ",".join(_SOUNDS.values()),
+        "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,ogg,aac",
+        "protocol_whitelist": "none",
+    }
+    if task["format"] == "mov":
+        options |= {"enable_drefs": "0", "use_absolute_path": "0"}
+    done = rate = 0
+    with av.open(file, format=task["format"], options=options) as container:
+        stream = next((each for each in container.streams.audio), None)
+        if stream is None:
+            raise _Refused("it has no sound that FFmpeg finds")
+        codec = stream.codec_context.codec.canonical_name
+        if codec not in _SOUNDS:
+            raise _Refused(f"its sound is of the codec {codec}; read are {', '.join(_SOUNDS)}")
+        stream.codec_context.thread_count = 1
+        for packet in container.demux(stream):
+            if packet.is_corrupt:
+                raise _Refused("it is truncated")
+            for frame in packet.decode():
+                rate = frame.sample_rate
+                done += frame.samples
+                if done > task["most"] * rate:
+                    raise _Refused(f"it is longer than {task['most']:g} s")
+                yield _samples(frame)
+    if not done:
+        raise _Refused("it has no samples")
+    yield struct.pack("<cIBBI", b"S", rate, 1, 0, 0)
+
+
+def _samples(frame: Any) -> bytes:
+    name, channels, count = frame.format.name, len(frame.layout.channels), frame.samples
+    packed = name.removesuffix("p")
+    size = frame.format.bytes * count * (channels if packed == name else 1)
+    kind = _KINDS.index(packed) + _PLANAR * (packed != name)
+    samples = b"".join(bytes(plane)[:size] for plane in frame.planes)
+    return struct.pack("<cIBBI", b"S", frame.sample_rate, channels, kind, count) + samples
 
 
 def _rgb(frame: Any, width: int) -> bytes:
@@ -148,15 +205,14 @@ def _rgb(frame: Any, width: int) -> bytes:
 
 
 def main() -> None:
-    """Confine the process, and write the frames."""
+    """Confine the process, and write what is wanted."""
     task = json.loads(sys.argv[1])
     out = os.fdopen(1, "wb")
     file = os.fdopen(0, "rb")
     try:
         confine(task["memory"], task["seconds"])
-        for pixels in frames(file, task):
-            out.write(b"F")
-            out.write(pixels)
+        for piece in {"video": frames, "sound": sounds}[task["kind"]](file, task):
+            out.write(piece)
             out.flush()
     except _Refused as error:
         reason = str(error)
