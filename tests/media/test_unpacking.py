@@ -20,6 +20,7 @@ from inlay.media.audio import container_of, read_audio_header
 from inlay.media.sounds import decode_sound
 from inlay.media.unpacking import unpacked
 from inlay.messages.prompt import Buffer
+from tests.media.clips import drawn, video
 
 SECONDS = 1.5
 
@@ -118,6 +119,12 @@ def test_what_comes_out_is_read_and_decoded_like_any_wav() -> None:
     assert (header.format, header.rate, header.channels) == ("WAV", 48000, 1)
     assert abs(header.seconds - SECONDS) < 0.03
     assert len(decode_sound(file.view, header, 16000)) == header.samples_at(16000)
+
+
+@pytest.mark.parametrize(("codec", "kind"), [("libx264", "mp4"), ("libvpx", "webm")])
+def test_the_sound_of_a_video_is_heard_alone(codec: str, kind: str) -> None:
+    found, _ = opened(video(drawn(12), codec, "yuv420p", kind=kind, sound=True))
+    assert len(found)
 
 
 def test_sound_behind_a_tag_is_heard() -> None:

@@ -181,7 +181,8 @@ def sounds(file: Any, task: dict[str, Any]) -> Iterator[bytes]:
                 done += frame.samples
                 if done > task["most"] * rate:
                     raise _Refused(f"it is longer than {task['most']:g} s")
-                yield _samples(frame)
+                if frame.samples:
+                    yield _samples(frame)
     if not done:
         raise _Refused("it has no samples")
     yield struct.pack("<cIBBI", b"S", rate, 1, 0, 0)
