@@ -2,6 +2,7 @@
 
 import io
 import platform
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
@@ -15,6 +16,7 @@ import pytest
 import soundfile
 
 from inlay.base.errors import InvalidRequestError, OverloadedError
+from inlay.base.pace import Unwanted, while_wanted
 from inlay.media import decoder
 from inlay.media.audio import container_of, read_audio_header
 from inlay.media.sounds import decode_sound
@@ -253,6 +255,19 @@ def test_a_decoder_that_was_taken_over_is_not_believed(
         InvalidRequestError, match=r"channels at|changes from|too long|ended with|than 20 s"
     ):
         opened(recorded("ogg", "libopus", 48000))
+
+
+def test_a_client_that_leaves_ends_the_decoder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import time; time.sleep(3600)", encoding="utf-8")
+    monkeypatch.setattr(decoder, "_PROGRAM", program)
+    left, before = threading.Event(), children()
+    threading.Timer(0.3, left.set).start()
+    with pytest.raises(Unwanted):
+        while_wanted(left, opened, recorded("ogg", "libopus", 48000))
+    assert children() == before
 
 
 def test_without_pyav_the_error_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,8 @@ class ResponseSettings(BaseModel, frozen=True, defer_build=True):
     """Keep responses with their input, and conversations: in memory, in the NATS of the fleet
     (nats), or in a directory, which may be that of several frontends of one machine."""
     response_store_bytes: int = Field(default=1024 * MIB, ge=MIB)
-    """Bytes of all of them at most; in memory 256 MiB at most."""
+    """Bytes of all of them at most; in memory 256 MiB at most. Each frontend counts what others
+    keep once a minute."""
     response_store_key_file: Path | None = None
     """File of a 32-byte key that they are encrypted with (AES-256-GCM) outside of memory; the same
     for all frontends of a fleet."""
