@@ -1,17 +1,24 @@
 """Experts: those in GGUF's blocks, and those of sizes that torch's grouped product refuses."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from ctypes import addressof
+from itertools import accumulate
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.native.integers import BlockProduct
+from inlay.engine.torch.native.kernels import Call
 from inlay.engine.torch.weights.quantised.blocks import ExpertBlocks
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
 
 _ALIGNMENT = 16
 """Bytes of which a row of weights or activations must be a multiple there."""
+
+_Run: TypeAlias = tuple[int, int, int]
+"""Rows that have one expert: the expert, the first of them, and how many."""
 
 EXPERT_ROUNDINGS = 4
 """Of gate and up, of what they give together, of what an expert gives, and of their sum."""
@@ -37,26 +44,62 @@ class BlockExperts(nn.Module):
     that the bits of a row do not depend on the others.
     """
 
-    def __init__(self, own: Any, gate_up: ExpertBlocks, down: ExpertBlocks) -> None:
+    def __init__(
+        self, own: Any, gate_up: ExpertBlocks, down: ExpertBlocks, kernels: Kernels
+    ) -> None:
         """Take the place of transformers' module `own`, whose gate this is."""
         super().__init__()
         self._gated: Callable[[Tensor], Tensor] = own._apply_gate
         self._gate_up, self._down = _products(gate_up), _products(down)
+        self._kernels = kernels
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Compute [T, C] to [T, C]; `chosen` and `weights` [T, K] are of experts."""
         rows, choices = chosen.shape
-        order = chosen.flatten().argsort(stable=True)
-        given, found = hidden[order // choices], hidden.new_empty(rows * choices, hidden.shape[-1])
-        start = 0
-        for expert, count in enumerate(chosen.flatten().bincount().tolist()):
-            if count:
-                place = order[start : start + count]
-                inner = self._gated(self._gate_up[expert](given[start : start + count]))
-                found[place] = self._down[expert](inner)
-                start += count
+        if rows == 1:
+            # Each of its experts has that row, and all stand in the order of its choice.
+            runs = [(expert, at, 1) for at, expert in enumerate(chosen[0].tolist())]
+            found = self._multiply(self._down, runs, self._inner(runs, hidden, choices), choices)
+        else:
+            order = chosen.flatten().argsort(stable=True)
+            runs = _runs(chosen.flatten().bincount().tolist())
+            inner = self._inner(runs, hidden[order // choices], len(order))
+            found = hidden.new_empty(len(order), hidden.shape[-1])
+            found[order] = self._multiply(self._down, runs, inner, len(order))
         parts = found.view(rows, choices, -1).float() * weights[..., None].float()
         return parts.sum(1).to(hidden.dtype)
+
+    def _inner(self, runs: Sequence[_Run], x: Tensor, rows: int) -> Tensor:
+        return self._gated(self._multiply(self._gate_up, runs, x, rows))
+
+    def _multiply(
+        self, products: Sequence[BlockProduct], runs: Sequence[_Run], x: Tensor, rows: int
+    ) -> Tensor:
+        """Return [S, O]: runs of S rows, each times its expert's matrix, in one native call.
+
+        `x` is [S, I], or [1, I] where all rows are that one.
+        """
+        out = x.new_empty(rows, products[0].outputs)
+        made = [
+            products[expert].call(
+                x if len(x) == 1 else x[start : start + count], out[start : start + count]
+            )
+            for expert, start, count in runs
+        ]
+        kernel = products[0].kernel(x.dtype)
+        calls = (Call * len(made))(*[Call(kernel, addressof(call)) for call in made])
+        self._kernels.run(calls)
+        return out
+
+
+def _runs(counts: Sequence[int]) -> list[_Run]:
+    """Return the runs of rows that are sorted by expert, of which each has so many."""
+    ends = accumulate(counts)
+    return [
+        (expert, end - count, count)
+        for expert, (end, count) in enumerate(zip(ends, counts, strict=True))
+        if count
+    ]
 
 
 def weights_of_experts(module: nn.Module) -> list[str]:
@@ -70,12 +113,14 @@ def weights_of_experts(module: nn.Module) -> list[str]:
     return ["gate_up_proj", "down_proj"] if plain else []
 
 
-def faster_experts(module: nn.Module) -> BlockExperts | None:
+def faster_experts(module: nn.Module, kernels: Kernels | None) -> BlockExperts | None:
     """Return the replacement of a module of experts in blocks; None for any other."""
+    if kernels is None:
+        return None
     weights = [getattr(module, name) for name in weights_of_experts(module)]
     match [each.quantised for each in weights if isinstance(each, KeptWeight)]:
         case [ExpertBlocks() as gate_up, ExpertBlocks() as down]:
-            return BlockExperts(module, gate_up, down)
+            return BlockExperts(module, gate_up, down, kernels)
     return None
 
 

@@ -193,7 +193,7 @@ def accelerate(
                 [_join_path(path, name)], child.weight.shape[0], child.weight, norm, child
             ):
                 setattr(parent, name, norm)
-            elif (experts := faster_experts(child)) is not None and swap.same_experts(
+            elif (experts := faster_experts(child, native)) is not None and swap.same_experts(
                 _join_path(path, name), child, experts
             ):
                 setattr(parent, name, experts)
