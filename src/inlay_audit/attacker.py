@@ -1,9 +1,12 @@
 """An attacker: guesses the tokens behind rows. Everything that it may know stands in `Known`."""
 
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from operator import itemgetter
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -31,6 +34,36 @@ class NotApplicableError(Exception):
     """An attacker cannot work on this transform; the message says why."""
 
 
+class OutOfTimeError(Exception):
+    """The time for a transform is over."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Time for a transform, up to `until` on the performance counter."""
+
+    until: float = math.inf
+
+    def check(self) -> None:
+        """Raise `OutOfTimeError` where the time is over."""
+        if time.perf_counter() > self.until:
+            raise OutOfTimeError
+
+
+NO_LIMIT = Clock()
+
+Guesses: TypeAlias = Iterable[tuple[int, Ids]]
+"""A prompt's index, and the tokens behind its rows in order, template included.
+
+In some order, each as soon as it was read; what comes later for the same prompt is better.
+"""
+
+
+def in_order(guesses: Guesses) -> list[Ids]:
+    """The last guess of each prompt, all prompts in order."""
+    return [ids for _, ids in sorted(dict(guesses).items(), key=itemgetter(0))]
+
+
 @dataclass(frozen=True, eq=False)
 class SentRows:
     """Rows as they were received, of prompts that are to be read.
@@ -38,10 +71,12 @@ class SentRows:
     Attributes:
         rows: (m, h) float32 for each prompt.
         resends: the same prompts sent again, each once for every further time.
+        clock: asked before each batch of them but the first.
     """
 
     rows: Sequence[Floats]
     resends: Sequence[Sequence[Floats]] = ()
+    clock: Clock = NO_LIMIT
 
 
 class Pairs(NamedTuple):
@@ -63,6 +98,7 @@ class Known:
             read, unless the transform has a key for each prompt.
         send: sends `public` once more, with new randomness; None where rows were only given.
         model: loads the whole model; None where there is no torch.
+        clock: asked at each step of what takes long to learn.
         cached: what several attackers use, made once.
     """
 
@@ -72,6 +108,7 @@ class Known:
     sent: Sequence[Floats]
     send: Callable[[], Sequence[Floats]] | None = None
     model: "Callable[[], LanguageModel] | None" = None
+    clock: Clock = NO_LIMIT
     cached: dict[str, object] = field(default_factory=dict)
 
     @cached_property
@@ -138,10 +175,16 @@ class Attacker(Protocol):
 
         Raises:
             NotApplicableError: it cannot work on this transform.
+            OutOfTimeError: it takes longer than `known.clock` allows.
         """
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
-        """The tokens behind each prompt, in order, template included."""
+    def guess(self, sent: SentRows) -> Guesses:
+        """The tokens behind each prompt.
+
+        Raises:
+            NotApplicableError: it cannot work on this transform.
+            OutOfTimeError: as `fit`; the guesses up to there stand.
+        """
 
 
 def with_template(guess: Ids, template: Template) -> Ids:

@@ -46,7 +46,8 @@ def document(data: dict[str, Any], found: Sequence[Audited], model: str, texts: 
         "model": model,
         "embedding table": f"{table['rows']} tokens, {table['width']} wide",
         "noise:1x": f"noise:{table['natural_level']:.2f}, in units of the median norm",
-        "texts": f"{data['texts']} read, {data['public_texts']} known to attackers",
+        "texts": f"{data['texts']} of {data['of_texts']} read, {data['public_texts']} known to "
+        "attackers",
         "file of texts": f"SHA-256 {texts}",
         "sent again": f"{data['resends']} times",
         "seed": str(data["seed"]),
@@ -86,7 +87,10 @@ def _transform(each: Audited) -> Iterator[str]:
             else f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
             for share in shares
         ]
-        cells = [read.attacker, read.knows, *cells, f"{read.seconds:.1f}"]
+        name = read.attacker
+        if read.texts < each.texts:
+            name += f", stopped after {read.texts} texts"
+        cells = [name, read.knows, *cells, f"{read.seconds:.1f}"]
         yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
     yield "</table>"
     for name in each.not_run:

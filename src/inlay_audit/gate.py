@@ -46,10 +46,12 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="keba
         if texts < self.least_texts:
             said.append(f"{texts} texts were read, least-texts is {self.least_texts}")
         for each in found:
-            ran = {read.attacker for read in each.reads} | set(each.left_out)
-            missing = [name for name in self.attackers_required if name not in ran]
+            ran = {read.attacker for read in each.reads if read.texts == each.texts}
+            missing = [
+                name for name in self.attackers_required if name not in ran | set(each.left_out)
+            ]
             if missing:
-                said.append(f"{each.transform}: {', '.join(missing)} did not run")
+                said.append(f"{each.transform}: {', '.join(missing)} did not run to the end")
             if self.answers_kept_at_least is not None and each.answers is None:
                 said.append(f"{each.transform}: answers were not compared (--answers, --url)")
             said += [

@@ -23,10 +23,16 @@ def begun(audit: Audit) -> str:
     """The lines that are above all transforms, for people."""
     words, width = audit.table.shape
     return (
-        f"{len(audit.prompts)} texts were read, {len(audit.public)} are known to attackers; "
+        f"{_read(audit)} texts were read, {len(audit.public)} are known to attackers; "
         f"percent [95 % interval]\n{words} tokens, {width} wide: noise:1x is noise:"
         f"{natural_level(audit.table):.2f}; around it the nearest token begins to fail"
     )
+
+
+def _read(audit: Audit) -> str:
+    if audit.of_texts <= len(audit.prompts):
+        return str(len(audit.prompts))
+    return f"{len(audit.prompts)} of {audit.of_texts}"
 
 
 def described(each: Audited) -> Iterator[str]:
@@ -36,7 +42,8 @@ def described(each: Audited) -> Iterator[str]:
     yield f"  {'':<{width}}  needs  " + "".join(f"{name:>10}" for name in METRICS)
     for read in each.reads:
         cells = "".join(f"{_percent(read.shares[name]):>10}" for name in METRICS)
-        yield f"  {read.attacker:<{width}}  {read.knows:<7}{cells}"
+        only = "" if read.texts == each.texts else f"  of {read.texts} texts alone"
+        yield f"  {read.attacker:<{width}}  {read.knows:<7}{cells}{only}"
     for name, worst in each.worst.items():
         (read,) = (read for read in each.reads if read.attacker == worst.attacker)
         more = f", advantage {100 * (read.advantage[name] or 0):.1f}"
@@ -67,6 +74,7 @@ def as_data(audit: Audit, found: Sequence[Audited]) -> dict[str, Any]:
     """The same for programs; shares are from 0 to 1."""
     return {
         "texts": len(audit.prompts),
+        "of_texts": max(audit.of_texts, len(audit.prompts)),
         "public_texts": len(audit.public),
         "resends": audit.resends,
         "seed": audit.seed,
@@ -90,6 +98,7 @@ def _transform(each: Audited) -> dict[str, Any]:
                 "attacker": read.attacker,
                 "needs": read.knows,
                 "seconds": read.seconds,
+                "texts": read.texts,
                 "shares": {name: share.as_json() for name, share in read.shares.items()},
                 "advantage": read.advantage,
             }

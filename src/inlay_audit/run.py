@@ -13,7 +13,14 @@ import numpy as np
 from inlay.base.errors import InvalidRequestError
 from inlay.tensors.cast import cast
 from inlay_audit.answers import Answers, Ask, Diverge, compared
-from inlay_audit.attacker import UNPAIRED, Known, NotApplicableError, SentRows
+from inlay_audit.attacker import (
+    UNPAIRED,
+    Clock,
+    Known,
+    NotApplicableError,
+    OutOfTimeError,
+    SentRows,
+)
 from inlay_audit.attackers import chosen
 from inlay_audit.interval import Share, shares
 from inlay_audit.prompts import AuditPrompt, Floats, Ids, Template
@@ -43,6 +50,7 @@ class ReadShare:
         advantage: by metric, over the prior: of what the prior misses, the share that was read;
             None where there is nothing to read.
         seconds: that it took, learning included.
+        texts: that it read: fewer than all where the time was over before.
     """
 
     attacker: str
@@ -50,6 +58,7 @@ class ReadShare:
     shares: dict[str, Share]
     advantage: dict[str, float | None]
     seconds: float
+    texts: int
 
 
 @dataclass(frozen=True)
@@ -80,9 +89,11 @@ class Audited:
 
     Attributes:
         transform: its name.
+        texts: that were to be read.
+        of_texts: that these were taken from by chance.
         reads: of each attacker, the prior first.
         left_out: attackers that do not apply, and why.
-        not_run: attackers that the time did not suffice for.
+        not_run: attackers that read nothing before the time was over.
         worst: by metric, of all attackers; metrics with nothing to read are left out.
         worst_unpaired: the same for attackers that need no pairs.
         answers: to the same rows; None where they were not asked for, or `unanswered` says why.
@@ -91,6 +102,8 @@ class Audited:
     """
 
     transform: str
+    texts: int
+    of_texts: int
     reads: tuple[ReadShare, ...]
     left_out: dict[str, str]
     not_run: tuple[str, ...]
@@ -102,11 +115,11 @@ class Audited:
 
 
 class _Tried(NamedTuple):
-    """An attacker's guesses, counted."""
+    """An attacker's guesses by prompt, and their counts, prompts in order."""
 
     attacker: str
     knows: str
-    guesses: list[Ids]
+    guesses: dict[int, Ids]
     counts: Counts
     seconds: float
 
@@ -128,8 +141,10 @@ class Audit:
         tell: is told what goes on.
         diverge: compares distributions of answers; None: they are not.
         model: loads the whole model, for attackers that have it; None without torch.
-        budget: seconds for a transform, after which no further attacker begins.
+        budget: seconds for a transform. After them the attacker that runs is stopped, what it read
+            is kept, and no further one begins.
         dtype: of rows as they are sent.
+        of_texts: that `prompts` were taken from by chance; 0: they are all.
 
     Raises:
         InvalidRequestError: too few texts.
@@ -149,6 +164,7 @@ class Audit:
     model: "Callable[[], LanguageModel] | None" = None
     budget: float = math.inf
     dtype: str = "float32"
+    of_texts: int = 0
 
     def __post_init__(self) -> None:
         if len(self.prompts) < LEAST_TEXTS or len(self.public) < LEAST_PUBLIC:
@@ -168,19 +184,21 @@ class Audit:
         self.tell(f"{transform.name}: rows")
         sends = self.resends if transform.can_resend else 1
         sent = [self._sent(transform, self.prompts, 1 + times) for times in range(sends)]
+        public = self._sent(transform, self.public, 0, sent[0][0].shape[1])
+        clock = Clock(time.perf_counter() + self.budget)
         known = Known(
             self.table,
             self.template,
             self.public,
-            self._sent(transform, self.public, 0, sent[0][0].shape[1]),
+            public,
             self._again(transform) if transform.can_resend else None,
             self.model,
+            clock,
         )
         seen = self._seen(known)
         tried: list[_Tried] = []
         left_out: dict[str, str] = {}
         not_run: list[str] = []
-        until = time.perf_counter() + self.budget
         waiting = chosen(self.attackers)
         while waiting:
             # The one before is let go here, with its copy of the table.
@@ -188,17 +206,25 @@ class Audit:
             self.tell(f"{transform.name}: {attacker.name}")
             began = time.perf_counter()
             # The prior is always there, and one attacker beside it.
-            if began > until and len(tried) > 1:
-                not_run.append(attacker.name)
-                continue
+            guesses: dict[int, Ids] = {}
             try:
+                if len(tried) + len(not_run) > 1:
+                    clock.check()
                 attacker.fit(known)
-                guesses = list(attacker.guess(SentRows(sent[0], sent[1:])))
+                # Those that came before an error stay.
+                guesses.update(attacker.guess(SentRows(sent[0], sent[1:], clock)))
             except NotApplicableError as error:
                 left_out[attacker.name] = str(error)
                 continue
+            except OutOfTimeError:
+                if not guesses:
+                    not_run.append(attacker.name)
+                    continue
             seconds = time.perf_counter() - began
-            counts = counts_of(self.prompts, guesses, seen)
+            read = sorted(guesses)
+            counts = counts_of(
+                [self.prompts[index] for index in read], [guesses[index] for index in read], seen
+            )
             tried.append(_Tried(attacker.name, attacker.knows, guesses, counts, seconds))
         answers, unanswered = None, None
         if self.ask is not None:
@@ -238,15 +264,18 @@ class Audit:
     ) -> Audited:
         found = [self._shares(each.counts) for each in tried]
         wide = [self._shares(each.counts, len(tried)) for each in tried]
+        # What is guessed of the same texts.
+        guessed = [self._shares(tried[0].counts[sorted(each.guesses)]) for each in tried]
         reads = tuple(
             ReadShare(
                 each.attacker,
                 each.knows,
                 mine,
-                {metric: _advantage(mine[metric], found[0][metric]) for metric in METRICS},
+                {metric: _advantage(mine[metric], prior[metric]) for metric in METRICS},
                 each.seconds,
+                len(each.guesses),
             )
-            for each, mine in zip(tried, found, strict=True)
+            for each, mine, prior in zip(tried, found, guessed, strict=True)
         )
         unpaired = [index for index, each in enumerate(tried) if each.knows in UNPAIRED]
         names = [each.attacker for each in tried]
@@ -256,12 +285,13 @@ class Audit:
                 self.decode(prompt.user.tolist()),
                 self.decode(guess[prompt.start : len(guess) - len(self.template.after)].tolist()),
             )
-            for prompt, guess in zip(
-                self.prompts[:_SAMPLES], tried[best].guesses[:_SAMPLES], strict=True
-            )
+            for index, guess in sorted(tried[best].guesses.items())[:_SAMPLES]
+            for prompt in [self.prompts[index]]
         )
         return Audited(
             transform.name,
+            len(self.prompts),
+            max(self.of_texts, len(self.prompts)),
             reads,
             left_out,
             tuple(not_run),

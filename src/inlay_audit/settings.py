@@ -40,11 +40,12 @@ class AuditSettings(BaseModel, frozen=True, defer_build=True):
     resends: int = Field(default=8, ge=1, le=64, title="Attack")
     """Times that a text is sent, as chats send their history: new noise averages out."""
     budget: float | None = Field(default=None, gt=0, title="Attack")
-    """Seconds for a transform: no further attacker begins after them, and the verdict names those
-    that did not run. The cheap ones come first. All run unless set."""
+    """Seconds for a transform. The attacker that runs then is stopped at its next batch of rows,
+    and what it has read counts; no other begins. The verdict names them. The cheap ones come
+    first. All run to the end unless set."""
     most_texts: int | None = Field(default=None, ge=20, title="Texts")
-    """Texts that are read at most, by chance; intervals get wider. Time grows with texts times
-    vocabulary times width: a minute and more for each attacker and 150 texts at 262,144 tokens."""
+    """Texts that are read at most, drawn at random; intervals get wider. All unless set, but 60 of
+    a vocabulary over 32,768 tokens: time grows with texts times vocabulary times width."""
     dtype: Literal["float32", "float16", "bfloat16"] = Field(default="float32", title="Attack")
     """Type of the numbers of rows as they are sent; attackers get them as they arrive."""
     seed: int = Field(default=0, ge=0, title="Attack")

@@ -29,7 +29,10 @@ class Verdict:
         knows: its needs.
         seconds: it took.
         answers_kept: share of answers that stayed the same; None where they were not compared.
-        not_run: attackers that the time did not suffice for.
+        not_run: attackers that read nothing before the time was over.
+        stopped: attackers that did not read all texts in time, and how many they did.
+        texts: that were to be read.
+        of_texts: that these were taken from by chance.
     """
 
     transform: str
@@ -43,6 +46,9 @@ class Verdict:
     seconds: float
     answers_kept: float | None
     not_run: tuple[str, ...]
+    stopped: dict[str, int]
+    texts: int
+    of_texts: int
 
     def line(self) -> str:
         """For people."""
@@ -53,6 +59,10 @@ class Verdict:
         )
         if self.answers_kept is not None:
             said += f" Answers kept: {100 * self.answers_kept:.0f} %."
+        if self.texts < self.of_texts:
+            said += f" Read: {self.texts} of {self.of_texts} texts, drawn at random."
+        for name, count in self.stopped.items():
+            said += f" Stopped after {count} of {self.texts} texts: {name}."
         if self.not_run:
             said += f" Not run: {', '.join(self.not_run)}."
         return said
@@ -95,6 +105,9 @@ def verdict(each: Audited) -> Verdict:
         read.seconds,
         None if each.answers is None else each.answers.same.value,
         each.not_run,
+        {read.attacker: read.texts for read in each.reads if read.texts < each.texts},
+        each.texts,
+        each.of_texts,
     )
 
 

@@ -5,18 +5,18 @@ import re
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from inlay.base.errors import InvalidRequestError
 from inlay_audit import run
-from inlay_audit.attacker import Known, SentRows
-from inlay_audit.attackers import nearest, pairs
+from inlay_audit.attacker import Clock, Known, OutOfTimeError, SentRows, in_order
+from inlay_audit.attackers import lookup, nearest, pairs
 from inlay_audit.attackers.geometry import Signature
 from inlay_audit.attackers.nearest import WhitenedNearest
 from inlay_audit.attackers.order import Reordered
-from inlay_audit.attackers.pairs import Emission
 from inlay_audit.attackers.sequence import Bigram, ForwardBackward, Prior
 from inlay_audit.gate import Gate
 from inlay_audit.interval import shares, wilson
@@ -130,17 +130,23 @@ def known(count: int = 40) -> Known:
     return Known(TABLE, TEMPLATE, public, [TABLE[each.ids] for each in public])
 
 
-def test_likelihoods_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    emission = Emission.of(known())
-    rows = TABLE[np.random.default_rng(4).integers(0, WORDS, 50)]
-    words = np.arange(0, WORDS, 3)
-    whole = emission.among(rows, words, np.zeros(WORDS, np.float32))
-    monkeypatch.setattr(pairs, "CHUNK", 7 * WORDS)
-    monkeypatch.setattr(nearest, "CHUNK", 7 * WORDS)
-    pieces = emission.among(rows, words, np.zeros(WORDS, np.float32))
-    np.testing.assert_allclose(pieces[0], whole[0], rtol=1e-4, atol=1e-3)
-    np.testing.assert_array_equal(pieces[1], whole[1])
-    np.testing.assert_allclose(pieces[2], whole[2], rtol=1e-4, atol=1e-3)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("count", [1, 5, WORDS])
+def test_the_best_points_are_those_of_a_sort_whatever_the_pieces(
+    dtype: type[np.floating[Any]], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(4)
+    points = TABLE.astype(dtype)
+    rows = (TABLE[rng.integers(0, WORDS, 50)] + rng.normal(0, 0.3, (50, WIDTH))).astype(dtype)
+    before = np.where(rng.random(WORDS) < 0.3, -np.inf, rng.normal(0, 3, WORDS)).astype(dtype)
+    whole = rows @ points.T - 0.5 * np.square(points).sum(axis=1) + before
+    monkeypatch.setattr(lookup, "_TOGETHER", 7)
+    monkeypatch.setattr(lookup, "_BLOCK", 41)
+    ids, values = lookup.best_points(rows, points, count, before)
+    np.testing.assert_allclose(values, -np.sort(-whole, axis=1)[:, :count], rtol=1e-4, atol=1e-5)
+    # Of those that are left out one is like the other.
+    held = np.isfinite(values)
+    assert (ids == np.argsort(-whole, axis=1, kind="stable")[:, :count])[held].all()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -161,7 +167,7 @@ def test_a_short_prompt_gets_its_likeliest_order(seed: int) -> None:
     shuffled = [each[np.argsort(each[:, 0])] for each in facts.sent]
     attacker.fit(Known(TABLE, TEMPLATE, facts.public, shuffled))
     ids = np.concatenate([TEMPLATE.before, tokens, TEMPLATE.after])
-    (guess,) = attacker.guess(SentRows([TABLE[np.sort(ids)]]))
+    ((_, guess),) = attacker.guess(SentRows([TABLE[np.sort(ids)]]))
     assert score(guess[3:-3].tolist()) == pytest.approx(best, abs=1e-3)
 
 
@@ -239,7 +245,7 @@ def test_a_rotation_falls_to_figures_that_hardly_differ(
     ids = np.concatenate([template.before, rng.integers(around, len(table), 500)])
     attacker = Signature()
     attacker.fit(Known(table, template, [], []))
-    (guess,) = attacker.guess(SentRows([(table[ids] @ key).astype(np.float32)]))
+    ((_, guess),) = attacker.guess(SentRows([(table[ids] @ key).astype(np.float32)]))
     assert (guess == ids).mean() > 0.99
 
 
@@ -250,7 +256,7 @@ def test_tokens_of_one_norm_that_differ_by_rounding_alone_do_not_drown_the_rest(
     key = np.linalg.qr(np.random.default_rng(8).normal(size=(64, 64)))[0]
     attacker = Signature()
     attacker.fit(Known(table, template, [], []))
-    (guess,) = attacker.guess(SentRows([(table @ key).astype(np.float32)]))
+    ((_, guess),) = attacker.guess(SentRows([(table @ key).astype(np.float32)]))
     assert (guess == np.arange(len(table))).mean() > 0.99
 
 
@@ -273,7 +279,7 @@ def test_what_public_text_lacks_is_read_as_well_as_by_the_nearest_token(level: f
     shares = []
     for attacker in (nearest.Nearest(), ForwardBackward(), pairs.LeastSquares()):
         attacker.fit(known)
-        found = np.concatenate([each[3:-3] for each in attacker.guess(received)])
+        found = np.concatenate([each[3:-3] for each in in_order(attacker.guess(received))])
         shares.append(float((found == tokens).mean()))
     assert shares[1] > shares[0] - 0.02
     assert shares[2] > shares[0] - 0.02
@@ -284,14 +290,14 @@ def test_what_public_text_lacks_is_read_as_well_as_by_the_nearest_token(level: f
 def test_equal_rows_of_all_prompts_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [TABLE[prompt.ids] for prompt in made(30, 1)]
     looked: list[int] = []
-    alone = nearest.nearest_ids
+    alone = lookup.nearest_ids
 
     def counting(rows: Floats, points: Floats) -> Ids:
         looked.append(len(rows))
         return alone(rows, points)
 
-    monkeypatch.setattr(nearest, "nearest_ids", counting)
-    found = nearest.nearest_of_each(prompts, TABLE)
+    monkeypatch.setattr(lookup, "nearest_ids", counting)
+    found = in_order(lookup.nearest_of_each(prompts, TABLE))
     assert [mine.tolist() for mine in found] == [alone(rows, TABLE).tolist() for rows in prompts]
     assert looked == [len(np.unique(np.concatenate([prompt.ids for prompt in made(30, 1)])))]
 
@@ -328,6 +334,43 @@ def test_a_verdict_says_what_it_took_and_what_was_not_tried() -> None:
     assert hurried.word != "READ WITH PAIRS"
     assert hurried.not_run == ("least-squares", "procrustes")
     assert hurried.line().endswith(" Not run: least-squares, procrustes.")
+
+
+class _TwoBatches(Clock):
+    """Time for two batches of rows, whatever a machine takes for them."""
+
+    def __init__(self, until: float) -> None:
+        super().__init__(until)
+        object.__setattr__(self, "asked", itertools.count())
+
+    def check(self) -> None:
+        if next(self.asked):  # type: ignore[attr-defined]
+            raise OutOfTimeError
+
+
+def test_an_attacker_that_runs_is_stopped_at_its_next_batch_and_what_it_read_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "Clock", _TwoBatches)
+    monkeypatch.setattr(lookup, "_TOGETHER", 100)
+    found = audited("noise:1", "nearest", "whitened", "procrustes")
+    (prior, stopped) = found.reads
+    assert (prior.texts, found.texts) == (60, 60)
+    assert 5 < stopped.texts < 30
+    assert stopped.shares["exact"].of == stopped.texts
+    assert stopped.shares["tokens"].value > 0.95
+    # Its advantage is over what is guessed of the same texts.
+    audit = Audit(made(60, 1)[: stopped.texts] * 3, made(200, 2), TABLE, TEMPLATE, str, ())
+    guessed = read(audit.of(named("noise:1", SETTING)), "prior")
+    share = stopped.shares["tokens"].value
+    assert stopped.advantage["tokens"] == pytest.approx((share - guessed) / (1 - guessed))
+    assert found.not_run == ("whitened", "procrustes")
+    judged = verdict(found)
+    assert (judged.word, judged.stopped) == ("READ", {"nearest": stopped.texts})
+    assert f" Stopped after {stopped.texts} of 60 texts: nearest. Not run: " in judged.line()
+    assert Gate(attackers_required=("nearest",)).unjudged([found], 60) == [
+        "noise:1: nearest did not run to the end"
+    ]
 
 
 def test_an_attacker_is_let_go_before_the_next_one_begins(
@@ -384,7 +427,7 @@ def test_a_gate_fails_what_passes_a_bound_and_says_what_cannot_be_judged(tmp_pat
     assert [line.split(":")[1] for line in gate.failures([found])] == [" tokens", " names"]
     assert gate.unjudged([found], 60) == [
         "60 texts were read, least-texts is 500",
-        "none: gram did not run",
+        "none: gram did not run to the end",
         "none: answers were not compared (--answers, --url)",
     ]
 

@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from transformers import DynamicCache
 from inlay import demo
 from inlay.base.errors import InvalidRequestError
 from inlay.client import PromptEmbedder
-from inlay_audit.neural import inverter, learned
+from inlay_audit.attackers import lookup
+from inlay_audit.neural import candidates, inverter, learned
 from inlay_audit.neural.language_model import LanguageModel, ModelAnswers
-from inlay_audit.prompts import Floats, PromptMaker, read_texts
+from inlay_audit.prompts import Floats, Ids, PromptMaker, read_texts
 from inlay_audit.report import chart
 from inlay_audit.run import Audit, Audited
 from inlay_audit.transform import Setting, named
@@ -179,6 +181,65 @@ def test_context_tells_noisy_rows_apart_without_a_pair(audit: Audit) -> None:
     # Under a key and without noise there is nothing to choose among, and no model is run for it.
     for spec, said in (("rotate", "there is a key"), ("shuffle", "there is no noise")):
         assert said in audited(audit, spec, "context").left_out["context"]
+
+
+@pytest.mark.parametrize("name", ["inverter", "context", "hidden-search"])
+def test_what_computes_with_networks_stops_within_its_work(audit: Audit, name: str) -> None:
+    spec = "hidden:2" if name == "hidden-search" else "noise:4"
+    found = audited(replace(audit, budget=1e-9, ask=None), spec, name, "nearest")
+    assert found.not_run == (name, "nearest")
+    assert [each.attacker for each in found.reads] == ["prior"]
+
+
+def wide(words: int, width: int) -> Floats:
+    """A table whose rows have unlike norms, and whose last row is its first."""
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(words, width)) * rng.uniform(0.5, 1.5, (words, 1))
+    rows[-1] = rows[0]
+    return rows.astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("level", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize("count", [1, 32, 200])
+def test_candidates_in_16_bits_hold_the_nearest_points(
+    dtype: type[np.floating[Any]], level: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last block is smaller than the others.
+    points = wide(20_000, 48).astype(dtype)
+    rng = np.random.default_rng(5)
+    ids = np.concatenate([[0], rng.integers(0, len(points), 63)])
+    rows = (points[ids] + level * rng.normal(size=(64, 48))).astype(dtype)
+    before = np.where(rng.random(len(points)) < 0.1, -np.inf, 0).astype(dtype)
+    before[[0, -1]] = 0
+    monkeypatch.setattr(lookup, "LARGE_TABLE", 1 << 30)
+    whole, scores = lookup.best_points(rows, points, count, before)
+    asked: list[int] = []
+
+    def find(*given: Any) -> tuple[Ids, Ids] | None:
+        pairs = candidates.find(*given)
+        assert pairs is not None
+        asked.append(len(pairs[0]))
+        return pairs
+
+    monkeypatch.setattr(candidates, "_MOST", len(points))
+    monkeypatch.setattr(lookup, "LARGE_TABLE", 1)
+    monkeypatch.setattr(lookup, "_candidates", lambda: find)
+    found, values = lookup.best_points(rows, points, count, before)
+    assert count * len(rows) <= asked[0] < 0.5 * len(rows) * len(points)
+    np.testing.assert_allclose(values, scores, rtol=1e-4, atol=1e-3)
+    assert (found[:, 0] == whole[:, 0]).all()
+    # Of equals it is the first.
+    assert level > 0 or found[0, 0] == 0
+    # But for ties within rounding.
+    assert np.mean(found == whole) > 0.999
+
+
+def test_points_that_16_bits_do_not_tell_apart_are_all_looked_at() -> None:
+    points = np.ones((20_000, 8), np.float32) + 1e-4 * wide(20_000, 8)
+    halves = 0.5 * np.square(points).sum(axis=1)
+    reach = float(np.sqrt(2 * halves.max()))
+    assert candidates.find(points[:64], points, -halves, reach, 1) is None
 
 
 @pytest.mark.slow

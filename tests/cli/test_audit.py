@@ -16,6 +16,7 @@ from scripts.demo_training.world import build_world
 from inlay import demo
 from inlay.cli import main
 from inlay.client import PromptEmbedder
+from inlay_audit import command
 from inlay_audit.attackers import ALL, NEED_TORCH
 from inlay_audit.run import Audit, Audited
 from inlay_audit.transform import Transform
@@ -371,6 +372,21 @@ def test_reports_are_compared_and_kept(
     kept.write_text("{}", encoding="utf-8")
     assert audit(texts, "--compare", str(kept)) == 1
     assert "is no report of this command" in capsys.readouterr().err
+
+
+def test_of_a_large_vocabulary_a_sample_is_read_and_the_verdict_says_so(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "LARGE_TABLE", 1000)
+    monkeypatch.setattr(command, "_SAMPLE", 25)
+    assert audit(texts, *FAST) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("25 of 40 texts were read, 80 are known")
+    assert "rotate: READ. " in said
+    assert " Read: 25 of 40 texts, drawn at random." in said
+    assert audit(texts, *FAST, "--most-texts", "40", "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["texts"], found["of_texts"]) == (40, 40)
 
 
 def test_what_was_found_is_told_where_it_is_interrupted(

@@ -4,8 +4,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows
-from inlay_audit.attackers.nearest import Doubles, nearest_of_each, whitener
+from inlay_audit.attacker import (
+    Clock,
+    Guesses,
+    Known,
+    Knows,
+    NotApplicableError,
+    SentRows,
+    in_order,
+)
+from inlay_audit.attackers.lookup import Doubles, nearest_of_each
+from inlay_audit.attackers.nearest import whitener
 from inlay_audit.prompts import Floats, Ids
 
 _AT_A_TIME = 8192
@@ -39,13 +48,13 @@ class Signature:
         around = known.table[np.concatenate([template.before, template.after])]
         self._figures = _Figures(known.table, around)
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The token with the nearest figures."""
         around = [
             np.concatenate([rows[: self._before], rows[len(rows) - self._after :]])
             for rows in sent.rows
         ]
-        return self._figures.nearest(sent.rows, around)
+        return self._figures.nearest(sent.rows, around, sent.clock)
 
 
 class GramMatrix:
@@ -67,17 +76,18 @@ class GramMatrix:
         self._signature.fit(known)
         self._table = known.table
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The token with the nearest products."""
-        guesses = self._signature.guess(sent)
+        found = dict(self._signature.guess(sent))
         for count in _BELIEVED:
+            yield from found.items()
             # A row that came twice proves nothing to itself.
             rows, first = np.unique(np.concatenate(sent.rows), axis=0, return_index=True)
-            ids = np.concatenate(guesses)[first]
+            ids = np.concatenate(in_order(found.items()))[first]
             sure = np.argsort(self._doubts(rows[:_MOST_ROWS], ids[:_MOST_ROWS]))[:count]
             figures = _Figures(self._table, self._table[ids[sure]])
-            guesses = figures.nearest(sent.rows, [rows[sure]] * len(sent.rows))
-        return guesses
+            found = dict(figures.nearest(sent.rows, [rows[sure]] * len(sent.rows), sent.clock))
+        yield from found.items()
 
     def _doubts(self, rows: Floats, ids: Ids) -> Doubles:
         """Distances of a row's products from those of its token, (n,), in units of both norms.
@@ -104,9 +114,10 @@ class SortedValues:
         known.check_width()
         self._table = np.sort(np.abs(known.table), axis=1)
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The token with the nearest values."""
-        return nearest_of_each([np.sort(np.abs(rows), axis=1) for rows in sent.rows], self._table)
+        shapes = [np.sort(np.abs(rows), axis=1) for rows in sent.rows]
+        return nearest_of_each(shapes, self._table, sent.clock)
 
 
 class _Figures:
@@ -127,18 +138,19 @@ class _Figures:
         self._white = white / scale[:, None]
         self._tokens = self._centred(figures)
 
-    def nearest(self, prompts: Sequence[Floats], around: Sequence[Floats]) -> list[Ids]:
+    def nearest(self, prompts: Sequence[Floats], around: Sequence[Floats], clock: Clock) -> Guesses:
         """The token with the nearest figures, of each row of prompts.
 
         Args:
             prompts: rows as they were sent, (n, h) of each prompt.
             around: the rows that products are with, as they were sent, (k, h) for each prompt.
+            clock: as that of `SentRows`.
         """
         found = [
             self._centred(_measured(rows, known))
             for rows, known in zip(prompts, around, strict=True)
         ]
-        return nearest_of_each(found, self._tokens)
+        return nearest_of_each(found, self._tokens, clock)
 
     def _centred(self, figures: Doubles) -> Doubles:
         """Figures about their mean, in units of their spread; those that go together count once."""

@@ -1,11 +1,18 @@
 """Attackers by means of another: of rows out of order, and of rows that are sent many times."""
 
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 
-from inlay_audit.attacker import Attacker, Known, Knows, NotApplicableError, SentRows
+from inlay_audit.attacker import (
+    Attacker,
+    Guesses,
+    Known,
+    Knows,
+    NotApplicableError,
+    SentRows,
+    in_order,
+)
 from inlay_audit.attackers.sequence import Bigram
 from inlay_audit.prompts import Floats, Ids
 
@@ -28,7 +35,7 @@ class Reordered:
         self._inner.fit(known)
         self._bigram, self._template = Bigram.of(known), known.template
         public = known.public[:50]
-        guesses = self._inner.guess(SentRows(known.sent[: len(public)]))
+        guesses = in_order(self._inner.guess(SentRows(known.sent[: len(public)])))
         placed, held = 0, 0
         for prompt, guess in zip(public, guesses, strict=True):
             if len(guess) == len(prompt.ids):
@@ -37,9 +44,12 @@ class Reordered:
         if placed >= 0.95 * held:
             raise NotApplicableError("the rows are in their order")
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The template, and between it the other tokens in a likely order."""
-        return [self._ordered(guess) for guess in self._inner.guess(sent)]
+        for place, (index, guess) in enumerate(self._inner.guess(sent)):
+            if place:
+                sent.clock.check()
+            yield index, self._ordered(guess)
 
     def _ordered(self, guess: Ids) -> Ids:
         before, after = self._template.before, self._template.after
@@ -121,11 +131,11 @@ class Averaged:
             raise NotApplicableError("the same text has another number of rows each time")
         self._inner.fit(known)
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """Tokens read from the means."""
         if not sent.resends:
             raise NotApplicableError("no prompt was sent twice")
         means = [
             np.mean(np.stack(times), axis=0) for times in zip(sent.rows, *sent.resends, strict=True)
         ]
-        return self._inner.guess(SentRows(means))
+        return self._inner.guess(SentRows(means, clock=sent.clock))

@@ -5,15 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows
-from inlay_audit.attackers.nearest import (
-    CHUNK,
-    Doubles,
-    nearest_ids,
-    nearest_of_each,
-    scores,
-    whitener,
+from inlay_audit.attacker import (
+    NO_LIMIT,
+    Clock,
+    Guesses,
+    Known,
+    Knows,
+    NotApplicableError,
+    SentRows,
 )
+from inlay_audit.attackers.lookup import Doubles, best_points, nearest_ids, nearest_of_each
+from inlay_audit.attackers.nearest import whitener
 from inlay_audit.prompts import Floats, Ids
 
 _PENALTIES = (1e-4, 1e-2, 1.0, 100.0)
@@ -36,9 +38,10 @@ class Codebook:
         np.add.at(sums, places, rows)
         self._means = (sums / counts[:, None]).astype(np.float32)
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The token with the nearest mean."""
-        return [self._ids[places] for places in nearest_of_each(sent.rows, self._means)]
+        for index, places in nearest_of_each(sent.rows, self._means, sent.clock):
+            yield index, self._ids[places]
 
 
 class Procrustes:
@@ -55,9 +58,9 @@ class Procrustes:
         self._back = (left @ right).astype(np.float32)
         self._table = known.table
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The nearest token after the rotation was taken back."""
-        return nearest_of_each([rows @ self._back for rows in sent.rows], self._table)
+        return nearest_of_each([rows @ self._back for rows in sent.rows], self._table, sent.clock)
 
 
 class Ridge:
@@ -82,10 +85,10 @@ class Ridge:
         self._map = _ridge(inputs, wanted, best).astype(np.float32)
         self._table = known.table
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The token nearest to the mapped row."""
         mapped = [rows @ self._map[:-1] + self._map[-1] for rows in sent.rows]
-        return nearest_of_each(mapped, self._table)
+        return nearest_of_each(mapped, self._table, sent.clock)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,53 +181,40 @@ class Emission:
         points = (table @ solved[:-1].astype(np.float32)) @ white
         return cls(white, solved[-1].astype(np.float32), points)
 
-    def among(self, rows: Floats, words: Ids, others: Floats) -> tuple[Floats, Ids, Floats]:
-        """Likelihoods of tokens `words` (w,) in rows (n, h), beside the best of all.
+    def of_words(self, rows: Floats, words: Ids) -> Floats:
+        """Log likelihoods of tokens `words` (w,) in rows (n, h): (n, w), but for a row's constant.
 
-        Memory is bounded by `CHUNK`.
+        The same constant as that of `likeliest`.
+        """
+        points = self.points[words]
+        halves: Floats = 0.5 * np.einsum("wh,wh->w", points, points)
+        found: Floats = self._white(rows) @ points.T
+        found -= halves
+        return found
+
+    def likeliest(
+        self, rows: Floats, count: int, before: Floats | None = None
+    ) -> tuple[Ids, Floats]:
+        """The `count` likeliest tokens of rows (n, h), of the vocabulary at most.
 
         Args:
             rows: rows.
-            words: ids.
-            others: (vocabulary,) log probability of each token before its row is seen.
+            count: of tokens.
+            before: (vocabulary,) log probability of each token before its row is seen; the same for
+                all unless given.
 
         Returns:
-            (n, w) log likelihoods below the largest of a row; (n,) the token that is best with its
-            probability; (n,) how far that is above the likeliest of `words`, in nats.
+            (n, count) ids, the likeliest first, and log likelihoods, but for a row's constant.
         """
-        white = (rows - self.offset) @ self.white
-        step = max(1, CHUNK // len(self.points))
-        inside, best, surer = [], [], []
-        for start in range(0, len(rows), step):
-            logs = scores(white[start : start + step], self.points)
-            some = logs[:, words]
-            top = some.max(axis=1)
-            inside.append(some - top[:, None])
-            logs += others
-            best.append(logs.argmax(axis=1))
-            surer.append(logs.max(axis=1) - top)
-        return np.concatenate(inside), np.concatenate(best), np.concatenate(surer)
+        ids, likely = best_points(self._white(rows), self.points, count, before)
+        return ids, likely.astype(np.float32, copy=False)
 
-    def likeliest(self, rows: Floats, count: int) -> tuple[Ids, Floats]:
-        """The `count` likeliest tokens of rows (n, h), of the vocabulary at most.
-
-        Ids (n, count), and log likelihoods below the largest, (n, count) in nats, in no order.
-        """
-        white = (rows - self.offset) @ self.white
-        step = max(1, CHUNK // len(self.points))
-        ids, likely = [], []
-        for start in range(0, len(rows), step):
-            logs = scores(white[start : start + step], self.points)
-            best = np.argpartition(-logs, min(count, logs.shape[1]) - 1, axis=1)[:, :count]
-            some = np.take_along_axis(logs, best, axis=1)
-            ids.append(best)
-            likely.append(some - some.max(axis=1, keepdims=True))
-        return np.concatenate(ids), np.concatenate(likely)
-
-    def best(self, prompts: Sequence[Floats]) -> list[Ids]:
+    def best(self, prompts: Sequence[Floats], clock: Clock = NO_LIMIT) -> Guesses:
         """The most likely token of each row of prompts."""
-        white = [(rows - self.offset) @ self.white for rows in prompts]
-        return nearest_of_each(white, self.points)
+        return nearest_of_each([self._white(rows) for rows in prompts], self.points, clock)
+
+    def _white(self, rows: Floats) -> Floats:
+        return np.asarray((rows - self.offset) @ self.white, np.float32)
 
 
 class LeastSquares:
@@ -238,9 +228,9 @@ class LeastSquares:
         _ = known.pairs
         self._emission = Emission.of(known)
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The most likely token of each row."""
-        return self._emission.best(sent.rows)
+        return self._emission.best(sent.rows, sent.clock)
 
 
 def _surprise_of_map(inputs: Doubles, rows: Floats, floor: float) -> float:

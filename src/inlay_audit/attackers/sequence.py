@@ -5,7 +5,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows, with_template
+from inlay_audit.attacker import (
+    NO_LIMIT,
+    Clock,
+    Guesses,
+    Known,
+    Knows,
+    NotApplicableError,
+    SentRows,
+    in_order,
+    with_template,
+)
 from inlay_audit.attackers.pairs import Emission
 from inlay_audit.prompts import Floats, Ids
 
@@ -106,24 +116,31 @@ class _Chain(NamedTuple):
         single = np.append(known.single * (1 - new), new).astype(np.float32)
         return _Chain(known, follows, single, self.first, self.last)
 
-    def read(self, lengths: Sequence[int], likelihoods: Callable[[int], Floats]) -> list[Ids]:
+    def read(
+        self,
+        lengths: Sequence[int],
+        likelihoods: Callable[[Sequence[int]], Sequence[Floats]],
+        clock: Clock = NO_LIMIT,
+    ) -> Guesses:
         """Places of the tokens with the largest posterior probability.
 
         Args:
             lengths: of each text.
-            likelihoods: makes those of a text when they are needed: (n, w), or (n, w + 1) with a
-                state for new tokens, each row with a maximum of 1.
+            likelihoods: makes those of some texts when they are needed: (n, w), or (n, w + 1) with
+                a state for new tokens, each row with a maximum of 1.
+            clock: as that of `SentRows`.
+
+        Yields:
+            The text's index and (n,) places.
         """
         order = sorted(range(len(lengths)), key=lambda index: lengths[index])
-        found: list[Ids] = [np.zeros(0, np.int64)] * len(lengths)
         while order:
             longest = lengths[order[-1]]
             count = max(1, _MOST // max(1, longest * len(self.single)))
             chunk, order = order[-count:], order[:-count]
-            read = self._together([likelihoods(index) for index in chunk])
-            for index, ids in zip(chunk, read, strict=True):
-                found[index] = ids
-        return found
+            yield from zip(chunk, self._together(likelihoods(chunk)), strict=True)
+            if order:
+                clock.check()
 
     def _together(self, likelihoods: Sequence[Floats]) -> list[Ids]:
         follows = self.follows
@@ -159,19 +176,22 @@ class Prior:
         """Count which tokens follow which."""
         self._chain, self._template = _Chain.of(known), known.template
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The likeliest token at each position."""
         around = len(self._template.before) + len(self._template.after)
         ids = self._chain.bigram.ids
         lengths = [max(len(rows) - around, 1) for rows in sent.rows]
         # Texts of one length are guessed alike.
         kinds = sorted(set(lengths))
-        read = self._chain.read(kinds, lambda index: np.ones((kinds[index], len(ids)), np.float32))
-        found = dict(zip(kinds, read, strict=True))
-        return [
-            np.concatenate([self._template.before, ids[found[length]], self._template.after])
-            for length in lengths
-        ]
+        read = self._chain.read(
+            kinds, lambda some: [np.ones((kinds[index], len(ids)), np.float32) for index in some]
+        )
+        found = dict(zip(kinds, in_order(read), strict=True))
+        for index, length in enumerate(lengths):
+            yield (
+                index,
+                np.concatenate([self._template.before, ids[found[length]], self._template.after]),
+            )
 
 
 class ForwardBackward:
@@ -188,28 +208,29 @@ class ForwardBackward:
         self._chain, self._template = _Chain.of(known).with_new(), known.template
         self._others = self._chain.bigram.others(len(known.table))
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The token with the largest posterior probability at each position."""
         before, after = len(self._template.before), len(self._template.after)
         words = self._chain.bigram.ids
         inner = [rows[before : max(len(rows) - after, before + 1)] for rows in sent.rows]
         outside: dict[int, Ids] = {}
 
-        def likelihoods(index: int) -> Floats:
-            inside, outside[index], new = self._emission.among(inner[index], words, self._others)
-            logs = np.concatenate([inside, new[:, None]], axis=1)
+        def likelihoods(chunk: Sequence[int]) -> list[Floats]:
+            rows = np.concatenate([inner[index] for index in chunk])
+            inside = self._emission.of_words(rows, words)
+            best, likely = self._emission.likeliest(rows, 1, self._others)
+            ends = np.cumsum([len(inner[index]) for index in chunk])[:-1]
+            outside.update(zip(chunk, np.split(best[:, 0], ends), strict=True))
+            logs = np.concatenate([inside, likely], axis=1)
             logs -= logs.max(axis=1, keepdims=True)
-            found: Floats = np.maximum(np.exp(logs), np.float32(1e-30))
-            return found
+            return np.split(np.maximum(np.exp(logs), np.float32(1e-30)), ends)
 
-        found = []
-        places = self._chain.read([len(rows) for rows in inner], likelihoods)
-        for index, rows in enumerate(sent.rows):
-            known = places[index] < len(words)
-            read = np.where(known, words[np.where(known, places[index], 0)], outside[index])
+        lengths = [len(rows) for rows in inner]
+        for index, places in self._chain.read(lengths, likelihoods, sent.clock):
+            known = places < len(words)
+            read = np.where(known, words[np.where(known, places, 0)], outside[index])
             whole = np.concatenate([np.zeros(before, np.int64), read, np.zeros(after, np.int64)])
-            found.append(with_template(whole[: len(rows)], self._template))
-        return found
+            yield index, with_template(whole[: len(sent.rows[index])], self._template)
 
 
 def _normed(values: Floats) -> Floats:

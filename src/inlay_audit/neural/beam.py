@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows, with_template
+from inlay_audit.attacker import (
+    Clock,
+    Guesses,
+    Known,
+    Knows,
+    NotApplicableError,
+    SentRows,
+    with_template,
+)
 from inlay_audit.attackers.pairs import Emission
 from inlay_audit.prompts import Floats, Ids
 
@@ -54,24 +62,24 @@ class Beam:
         self._model = known.language_model().module
         self._template = known.template
 
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The best beam of each prompt."""
         order = sorted(range(len(sent.rows)), key=lambda index: len(sent.rows[index]))
-        found: list[Ids] = [np.zeros(0, np.int64)] * len(order)
-        for start in range(0, len(order), _TOGETHER):
-            chunk = order[start : start + _TOGETHER]
-            read = self._read([sent.rows[index] for index in chunk])
+        starts = range(0, len(order), _TOGETHER)
+        # Not the short ones first: what was read when the time is over stands for all.
+        for place in np.random.default_rng(0).permutation(len(starts)):
+            chunk = order[starts[place] : starts[place] + _TOGETHER]
+            read = self._read([sent.rows[index] for index in chunk], sent.clock)
             for index, ids in zip(chunk, read, strict=True):
-                found[index] = with_template(ids, self._template)
-        return found
+                yield index, with_template(ids, self._template)
 
     @torch.inference_mode()
-    def _read(self, prompts: Sequence[Floats]) -> Iterator[Ids]:
+    def _read(self, prompts: Sequence[Floats], clock: Clock) -> Iterator[Ids]:
         """Read prompts that are sorted by length; all texts begin at the same position."""
         before, after = self._template.before, self._template.after
         count, first = len(prompts), len(before)
         ends = torch.tensor([max(len(rows) - len(after), first + 1) for rows in prompts])
-        candidates = [self._emission.likeliest(rows, _CANDIDATES) for rows in prompts]
+        candidates = self._candidates(prompts)
         ids = torch.from_numpy(before).expand(count * _BEAMS, -1)
         step = self._model(input_ids=ids, use_cache=True, logits_to_keep=1)
         texts = torch.zeros(count, _BEAMS, 0, dtype=torch.int64)
@@ -79,6 +87,7 @@ class Beam:
         totals[:, 0] = 0
         row = torch.arange(count)[:, None]
         for place in range(first, int(ends.max())):
+            clock.check()
             logits = step.logits[:, -1]
             tokens, likely = (
                 torch.from_numpy(
@@ -106,6 +115,13 @@ class Beam:
                 use_cache=True,
             )
         return self._whole(texts[:, 0], ends, prompts)
+
+    def _candidates(self, prompts: Sequence[Floats]) -> list[tuple[Ids, Floats]]:
+        """Of each prompt (n, c) tokens and log likelihoods below the largest, in nats."""
+        ids, likely = self._emission.likeliest(np.concatenate(prompts), _CANDIDATES)
+        ends = np.cumsum([len(rows) for rows in prompts])[:-1]
+        likely = likely - likely[:, :1]
+        return list(zip(np.split(ids, ends), np.split(likely, ends), strict=True))
 
     def _whole(self, texts: Tensor, ends: Tensor, prompts: Sequence[Floats]) -> Iterator[Ids]:
         before, after = self._template.before, self._template.after

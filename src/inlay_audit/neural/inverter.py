@@ -7,9 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows, with_template
+from inlay_audit.attacker import (
+    Clock,
+    Guesses,
+    Known,
+    Knows,
+    NotApplicableError,
+    SentRows,
+    with_template,
+)
 from inlay_audit.neural.language_model import padded
-from inlay_audit.prompts import AuditPrompt, Floats, Ids
+from inlay_audit.prompts import AuditPrompt, Floats
 
 _WIDTH = 256
 _HEADS = 4
@@ -130,10 +138,14 @@ class Inverter:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self._network = InverterNetwork(known.sent[0].shape[1], known.table, longest)
-            self._train(known.public, sends, held)
+            self._train(known.public, sends, held, known.clock)
 
     def _train(
-        self, public: Sequence[AuditPrompt], sends: Sequence[Sequence[Floats]], held: int
+        self,
+        public: Sequence[AuditPrompt],
+        sends: Sequence[Sequence[Floats]],
+        held: int,
+        clock: Clock,
     ) -> None:
         network = self._network
         rng = np.random.default_rng(0)
@@ -142,6 +154,7 @@ class Inverter:
         rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, _STEPS)
         best, kept = float("inf"), network.state_dict()
         for step in range(1, _STEPS + 1):
+            clock.check()
             chosen = held + rng.integers(len(public) - held, size=_BATCH)
             rows = sends[int(rng.integers(len(sends)))]
             batch = batch_of(
@@ -161,12 +174,12 @@ class Inverter:
         network.load_state_dict(kept)
 
     @torch.no_grad()
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The likeliest token of each row."""
-        found = []
-        for rows in sent.rows:
+        for index, rows in enumerate(sent.rows):
+            if index:
+                sent.clock.check()
             inputs, mask = padded([rows])
             near = self._network(inputs / self._scale, mask)[0]
             ids = self._network.logits(near).argmax(dim=-1).numpy()
-            found.append(with_template(ids, self._template))
-        return found
+            yield index, with_template(ids, self._template)

@@ -169,6 +169,18 @@ class LanguageModel:
             hook.remove()
         return found[0]
 
+    def states(self, layer: int, prompts: Sequence[Floats]) -> Iterator[tuple[int, Floats]]:
+        """The states (m, h) that `states_of` gives of rows (m, h) of each prompt.
+
+        Yields:
+            The prompt's index and its states, in some order.
+        """
+        for chunk in _chunks([len(rows) for rows in prompts]):
+            rows, mask = padded([prompts[index] for index in chunk])
+            states = self.states_of(layer, inputs_embeds=rows, attention_mask=mask)
+            for place, index in enumerate(chunk):
+                yield index, states[place, : len(prompts[index])].numpy().copy()
+
     @torch.inference_mode()
     def hidden_states(self, prompts: Sequence[Floats]) -> Iterator[tuple[int, list[Floats]]]:
         """The states that each layer gives of rows (m, h) of each prompt.
@@ -240,8 +252,8 @@ class LayerTransform:
     def send(
         self, prompts: Sequence[AuditPrompt], rows: Sequence[Floats], rng: Rng
     ) -> list[Floats]:
-        found = dict(self.model.hidden_states(rows))
-        return [found[index][self.layer - 1] for index in range(len(rows))]
+        found = dict(self.model.states(self.layer - 1, rows))
+        return [found[index] for index in range(len(rows))]
 
     def served(self, rows: Floats) -> None:
         """None: they enter the model behind this layer."""

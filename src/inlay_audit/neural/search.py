@@ -6,7 +6,6 @@ found position by position.
 """
 
 import copy
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,9 +14,16 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from inlay_audit.attacker import Known, Knows, NotApplicableError, SentRows, with_template
+from inlay_audit.attacker import (
+    Guesses,
+    Known,
+    Knows,
+    NotApplicableError,
+    SentRows,
+    with_template,
+)
 from inlay_audit.attackers.pairs import Emission
-from inlay_audit.prompts import Floats, Ids
+from inlay_audit.prompts import Floats
 
 _TRIED = (64, 256, 1024, 4096)
 """Tokens that are tried for a state, the likeliest by pairs: so many, then up to the next number.
@@ -55,30 +61,30 @@ class HiddenSearch:
         largest = max(_distances(states[i][self._layer], rows).max() for i, rows in enumerate(sent))
         self._near = max(2 * float(largest), 1e-3)
         self._model = model
-        self._vocabulary = len(known.table)
         self._emission = Emission.of(known)
         self._template = known.template
 
     @torch.inference_mode()
-    def guess(self, sent: SentRows) -> Sequence[Ids]:
+    def guess(self, sent: SentRows) -> Guesses:
         """The tokens whose states are nearest."""
         before = torch.from_numpy(self._template.before)[None]
-        found = []
-        for rows in sent.rows:
+        for index, rows in enumerate(sent.rows):
             cache = DynamicCache(config=self._model.module.config.get_text_config())
             self._model.states_of(self._layer, input_ids=before, past_key_values=cache)
             first, stop = len(self._template.before), len(rows) - len(self._template.after)
-            # A small vocabulary is tried whole.
-            ids_of, likely = self._emission.likeliest(rows, min(_TRIED[-1], self._vocabulary))
-            order = np.argsort(-likely, axis=1, kind="stable")
-            likeliest = np.take_along_axis(ids_of, order, axis=1)
+            likeliest, _ = self._emission.likeliest(rows, _TRIED[0])
             ids = np.zeros(len(rows), np.int64)
             for place in range(first, max(stop, first)):
+                sent.clock.check()
                 wanted = torch.from_numpy(rows[place])
                 token, error, after = 0, np.inf, cache
+                tried = likeliest[place]
                 for start, stop_at in pairwise((0, *_TRIED)):
-                    for first_of in range(start, min(stop_at, len(likeliest[place])), _AT_A_TIME):
-                        some = likeliest[place][first_of : min(first_of + _AT_A_TIME, stop_at)]
+                    if start >= len(tried):
+                        # A small vocabulary is tried whole.
+                        tried = self._emission.likeliest(rows[place : place + 1], _TRIED[-1])[0][0]
+                    for first_of in range(start, min(stop_at, len(tried)), _AT_A_TIME):
+                        some = tried[first_of : min(first_of + _AT_A_TIME, stop_at)]
                         other, distance, beside = self._nearest(
                             cache, torch.from_numpy(some), wanted
                         )
@@ -87,8 +93,7 @@ class HiddenSearch:
                     if error <= self._near:
                         break
                 ids[place], cache = token, after
-            found.append(with_template(ids, self._template))
-        return found
+            yield index, with_template(ids, self._template)
 
     def _nearest(self, cache: Any, tokens: Tensor, wanted: Tensor) -> tuple[int, float, Any]:
         """The best of some tokens after a prefix, its distance, and the prefix with it."""
