@@ -81,6 +81,15 @@ def test_the_first_pages_stay_short(page: str, most: int) -> None:
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
 
 
+def test_the_readme_answers_the_first_questions_on_one_screen() -> None:
+    screen = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## ")[0]
+    assert len(screen.splitlines()) <= 36
+    for said in ("**For whom?**", "**Why not vLLM alone?**", "**What it gains:**"):
+        assert said in screen
+    assert len(re.findall(r"^    \S", screen, re.M)) == 2
+    assert re.search(r"^\|.*\| \*\*\d+% \[\d+, \d+\]\*\* \|$", screen, re.M)
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=named)
 def test_a_page_and_its_paragraphs_have_no_more_words_than_allowed(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
