@@ -98,7 +98,7 @@ def _of_all(rows: Values, points: Values, bias: Values, count: int) -> tuple[Ids
         kept = _largest(best, count)
         ids = np.take_along_axis(ids, kept, axis=1)
         best = np.take_along_axis(best, kept, axis=1)
-    order = np.argsort(-best, axis=1, kind="stable")
+    order = np.lexsort((ids, -best), axis=1)
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(best, order, axis=1)
 
 
