@@ -41,19 +41,26 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [(language, re.sub(r"\\\n\s*", "", "\n".join(lines))) for language, lines in found]
 
 
+def joined(block: str) -> list[str]:
+    """Lines of a block without comments; one whose quotes are open goes on."""
+    found: list[str] = []
+    for line in block.splitlines():
+        if found and found[-1].count("'") % 2:
+            found[-1] += f"\n{line}"
+        elif line and not line.startswith("#"):
+            found.append(line)
+    return found
+
+
 def commands(program: str) -> list[tuple[str, list[str]]]:
     """(page, words) of each command of a program; quotes may go over lines."""
     found = []
     for page in SHOWN:
         for language, block in blocks(page):
-            whole = ""
-            for line in block.splitlines() if language in ("", "sh") else ():
-                whole = f"{whole}\n{line}" if whole else line
-                if whole.count("'") % 2 == 0:
-                    words = shlex.split(whole, comments=True) if whole.startswith(program) else []
-                    if words[:1] == [program]:
-                        found.append((named(page), words))
-                    whole = ""
+            for line in joined(block) if language in ("", "sh") else ():
+                words = shlex.split(line, comments=True) if line.startswith(program) else []
+                if words[:1] == [program]:
+                    found.append((named(page), words))
     return found
 
 
