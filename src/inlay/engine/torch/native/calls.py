@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -17,6 +18,14 @@ pointer, integer, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 def structure(name: str, **fields: type) -> type[ctypes.Structure]:
     """Return a structure of C with these fields, in order."""
     return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
+
+
+def with_tensors(call: ctypes.Structure, **tensors: torch.Tensor) -> Any:
+    """Return a copy of `call` whose fields of these names point to `tensors`."""
+    copy = type(call).from_buffer_copy(call)
+    for name, tensor in tensors.items():
+        setattr(copy, name, tensor.data_ptr())
+    return copy
 
 
 def functions(

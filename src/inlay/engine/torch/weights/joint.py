@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Scoring, WithLargestWindow
 from inlay.engine.torch.native import Kernels
+from inlay.engine.torch.native.calls import with_tensors
 from inlay.engine.torch.native.integers import BlockProduct
 from inlay.engine.torch.native.kernels import Call
 from inlay.engine.torch.weights.fused import FusedAttention, FusedGated
@@ -162,23 +163,37 @@ class _Plan:
         out = torch.empty_like(self._x)
         self._last.out = out.data_ptr()
         kernels, pages = self._kernels, paged.pages
-        made, sizes = [], dict[int, int]()
+        made: list[tuple[Any, Any]] = []
+        # Of kinds of layers, whose others differ in pages and norms alone: structures are copied,
+        # as to make them takes longer than two of the products.
+        firsts: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        needed = 0
         for attention in (layer.attention for layer in self._layers):
             keys, values = pages.keys[attention.layer], pages.values[attention.layer]
             scoring = attention.scoring if narrowed is None else narrowed(attention.scoring)
             shape = paged.shape(attention.layer, scoring.window)
-            prepare = kernels.prepare_call(
-                self._projected, cosine, sine, attention.norms, attention.eps,
-                paged.slots[attention.layer], keys, values, self._query,
+            kind = (
+                id(shape), keys.shape, attention.norms is None, attention.eps, scoring.scaling,
+                scoring.softcap, id(scoring.sinks),
             )  # fmt: skip
-            attend = kernels.attention_call(
-                self._attended, self._query, keys, values, shape, scoring.scaling,
-                scoring.softcap or 0.0, scoring.sinks,
-            )  # fmt: skip
-            if id(shape) not in sizes:
-                sizes[id(shape)] = kernels.attention_bytes(self._dtype, attend)
+            if kind not in firsts:
+                prepare = kernels.prepare_call(
+                    self._projected, cosine, sine, attention.norms, attention.eps,
+                    paged.slots[attention.layer], keys, values, self._query,
+                )  # fmt: skip
+                attend = kernels.attention_call(
+                    self._attended, self._query, keys, values, shape, scoring.scaling,
+                    scoring.softcap or 0.0, scoring.sinks,
+                )  # fmt: skip
+                firsts[kind] = prepare, attend
+                needed = max(needed, kernels.attention_bytes(self._dtype, attend))
+            prepare, attend = (
+                with_tensors(call, keys=keys, values=values) for call in firsts[kind]
+            )
+            if attention.norms is not None:
+                prepare.query_norm, prepare.key_norm = (x.data_ptr() for x in attention.norms)
             made.append((prepare, attend))
-        workspace = paged.scratch(max(sizes.values())).data_ptr()
+        workspace = paged.scratch(needed).data_ptr()
         for number, (prepare, attend) in enumerate(made):
             attend.workspace = workspace
             at = _CALLS * number + _PREPARE
