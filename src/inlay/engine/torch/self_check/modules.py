@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 _SLOPE = 2**-9
 """Largest relative difference of a typical element from the original: rounding has none."""
 
-_MADE, _MADE_FOR_BLOCKS = 24, 8
+MADE, MADE_FOR_BLOCKS = 24, 8
 """Rows of made inputs; sums of products with blocks are of integers, and as many rows are one step
 of theirs."""
 
@@ -82,6 +82,7 @@ class ModuleCheck:
         roundings: int = 1,
         whole: str | None = None,
         only: Tensor | None = None,
+        made: int = MADE,
     ) -> bool:
         """Return True if `found` computes what `expected` does, rounded otherwise.
 
@@ -97,6 +98,7 @@ class ModuleCheck:
                 and whose output is not theirs.
             only: outputs that `expected` gives, int64, where the model's own pass gave none; None
                 for all.
+            made: rows of made inputs.
         """
         name = paths[0] if whole is None else whole
         if whole is None and len(paths) > 1:
@@ -106,7 +108,7 @@ class ModuleCheck:
         if self.known is not None:
             return name not in self.known
         with torch.inference_mode():
-            rows = self._rows(paths, size, like, _MADE if only is None else _MADE_FOR_BLOCKS)
+            rows = self._rows(paths, size, like, made)
             own = found(rows.given)
             wanted = self._wanted(rows, own) if whole is None else None
             compared = found

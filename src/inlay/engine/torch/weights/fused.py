@@ -21,8 +21,9 @@ from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Projection, Scoring
 from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.native import Kernels
-from inlay.engine.torch.self_check.modules import ModuleCheck
+from inlay.engine.torch.self_check.modules import MADE, MADE_FOR_BLOCKS, ModuleCheck
 from inlay.engine.torch.weights.linear import FusedPart, RMSNorm
+from inlay.engine.torch.weights.linear_methods import BlockLinear
 
 _ATTENTION = frozenset(
     {
@@ -196,9 +197,11 @@ def _replace(
                     continue
                 fused_gated = FusedGated(child, product, multiply)
                 paths = [f"{path}.{name}.{part}" for part in ("gate_proj", "gate_up_proj")]
+                blocks = any(isinstance(part, BlockLinear) for part in child.modules())
                 if check.agrees(
                     paths, like.shape[1], like, fused_gated, child,
                     roundings=_GATED_ROUNDINGS, whole=f"{path}.{name}",
+                    made=MADE_FOR_BLOCKS if blocks else MADE,
                 ):  # fmt: skip
                     setattr(parent, name, fused_gated)
 

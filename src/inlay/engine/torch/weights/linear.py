@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from inlay.engine.torch.lora import LoraBank
 from inlay.engine.torch.native import Kernels, kernels
-from inlay.engine.torch.self_check.modules import ModuleCheck
+from inlay.engine.torch.self_check.modules import MADE, MADE_FOR_BLOCKS, ModuleCheck
 from inlay.engine.torch.weights.experts import EXPERT_ROUNDINGS, faster_experts, routed
 from inlay.engine.torch.weights.linear_methods import (
     BlockLinear,
@@ -264,8 +264,9 @@ class _Swap(NamedTuple):
 
         first = linears[0]
         return self.check.agrees(
-            places, first.in_features, first.weight, product, separate, only=only
-        )
+            places, first.in_features, first.weight, product, separate, only=only,
+            made=MADE if blocks is None else MADE_FOR_BLOCKS,
+        )  # fmt: skip
 
     def _adapted(
         self, path: str, names: Sequence[str], linears: Sequence[nn.Linear], product: LinearMethod
