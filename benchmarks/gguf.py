@@ -148,7 +148,7 @@ def products(shapes: tuple[str, ...] = ("Q4_K:1536:8960", "Q6_K:8960:1536")) -> 
         raw = torch.randint(
             0, 60, (rows * columns // kind.elements, kind.nbytes), dtype=torch.uint8
         )
-        one = native.panels(kind.number, raw, rows, columns)
+        one = native.panels(kind.number, [raw.view(rows, -1)], rows, columns)
         copies = [one._replace(data=one.data.clone()) for _ in range(12)]
         for count in (1, 2, 4, 8, 32, 512):
             x, best = torch.randn(count, columns), float("inf")

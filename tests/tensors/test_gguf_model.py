@@ -19,7 +19,7 @@ from inlay.engine.weights import weights_id
 from inlay.render import Renderer
 from inlay.tensors import gguf_model
 from inlay.tensors.checkpoint import checkpoint_of, config_of, json_of, stored_tensors
-from inlay.tensors.gguf_model import read_values
+from inlay.tensors.gguf_model import block_runs, read_blocks, read_values
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import EmbeddingTable
 from tests.gguf_models import gguf_of, tensors_of
@@ -96,6 +96,30 @@ def test_blocks_are_dequantised_in_the_order_of_the_model(tmp_path: Path) -> Non
         near = np.abs(wanted[tensor.name]).max() / 100
         assert np.abs(read_values(tensor) - wanted[tensor.name]).max() < near, tensor.name
     assert config_of(file)["dtype"] == "bfloat16"
+
+
+def test_blocks_come_some_rows_at_a_time_from_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where heads are permuted, which takes all of them; a file that shrinks is noticed."""
+    monkeypatch.setattr(gguf_model, "_RUN", 1)
+    file = gguf_of(tiny("llama2"), tmp_path / "m.gguf", "Q8_0")
+    several = 0
+    for tensor in stored_tensors(file):
+        if len(tensor.shape) < 2:
+            continue
+        found = [(run.copy(), run) for run in block_runs(tensor, 16)]
+        assert np.array_equal(np.concatenate([run for run, _ in found]), read_blocks(tensor))
+        several += len(found) > 1
+        if not tensor.paired_heads:
+            assert all(len(run) == 16 for run, _ in found[:-1])
+            assert all(np.shares_memory(found[0][1], memory) for _, memory in found)
+    assert several > 2
+    last = max(stored_tensors(file), key=lambda tensor: tensor.offset * (len(tensor.shape) == 2))
+    with file.open("r+b") as stream:
+        stream.truncate(last.offset + 10)
+    with pytest.raises(InvalidRequestError, match="and was longer before"):
+        list(block_runs(last, 16))
 
 
 def test_ids_template_and_ends_are_those_of_the_directory(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -147,18 +147,30 @@ def read_bytes(file: Path, offset: int, nbytes: int) -> bytearray:
         InvalidRequestError: it cannot be read, or has become shorter.
     """
     found = bytearray(nbytes)
-    view, done = memoryview(found), 0
+    for _ in read_runs(file, offset, nbytes, memoryview(found)):
+        pass
+    return found
+
+
+def read_runs(file: Path, offset: int, nbytes: int, memory: memoryview) -> Iterator[memoryview]:
+    """Bytes of a file, as many at a time as `memory` holds; each run lies where the last one did.
+
+    Raises:
+        InvalidRequestError: it cannot be read, or has become shorter.
+    """
     try:
         with file.open("rb", buffering=0) as stream:
-            stream.seek(offset)
-            while done < nbytes:
-                count = stream.readinto(view[done:])
-                if not count:
-                    raise _wrong(file, f"it ends at byte {offset + done}, and was longer before")
-                done += count
+            for at in range(offset, offset + nbytes, max(1, len(memory))):
+                run, done = memory[: offset + nbytes - at], 0
+                stream.seek(at)
+                while done < len(run):
+                    count = stream.readinto(run[done:])
+                    if not count:
+                        raise _wrong(file, f"it ends at byte {at + done}, and was longer before")
+                    done += count
+                yield run
     except OSError as error:
         raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
-    return found
 
 
 def _wrong(file: Path, why: str) -> InvalidRequestError:

@@ -17,7 +17,7 @@ from blake3 import blake3
 from inlay.base.errors import InvalidRequestError
 from inlay.base.user_cache import user_cache
 from inlay.tensors.blocks import TYPES, Bytes, Floats, dequantise, is_finite
-from inlay.tensors.gguf import GgufFile, is_gguf, read_bytes
+from inlay.tensors.gguf import GgufFile, is_gguf, read_bytes, read_runs
 from inlay.tensors.gguf_architectures import architecture_of
 from inlay.tensors.gguf_config import Named, config_of, named_tensors
 from inlay.tensors.gguf_tokenizer import GgufTokenizer
@@ -28,6 +28,9 @@ _FORM = 1
 
 _LARGE = 1 << 20
 """Bytes from which on a tokenizer that was made is kept."""
+
+_RUN = 1 << 19
+"""Bytes of blocks that are read at a time, where few are wanted."""
 
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _SAMPLING |= {"penalty_repeat": "repetition_penalty"}
@@ -155,6 +158,28 @@ def not_finite(tensor: StoredTensor) -> InvalidRequestError:
         f"{tensor.file} cannot be served: tensor {tensor.name} has scales or values that are "
         "infinite or no numbers"
     )
+
+
+def block_runs(tensor: StoredTensor, multiple: int) -> Iterator[Bytes]:
+    """The blocks of a matrix, as `read_blocks`, a multiple of some rows at a time.
+
+    Scales that are float16 are not checked. Each run lies where the last one did, so that they stay
+    in the caches: memory that is new takes longer to get than what is read into it.
+
+    Raises:
+        InvalidRequestError: as `read_blocks`.
+    """
+    if tensor.paired_heads:
+        yield read_blocks(tensor, halves=False)
+        return
+    row = tensor.nbytes // tensor.shape[0]
+    size = max(1, _RUN // (multiple * row)) * multiple * row
+    memory = memoryview(bytearray(min(size, tensor.nbytes)))
+    for run in read_runs(tensor.file, tensor.offset, tensor.nbytes, memory):
+        raw = np.frombuffer(run, np.uint8)
+        if not TYPES[tensor.dtype].halves and not is_finite(tensor.dtype, raw):
+            raise not_finite(tensor)
+        yield raw.reshape(-1, row)
 
 
 def read_blocks(tensor: StoredTensor, *, halves: bool = True) -> Bytes:

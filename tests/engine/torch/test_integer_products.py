@@ -3,6 +3,7 @@
 import ctypes
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.native.integers import IntegerPanels, Integers, integers, quantised
+from inlay.engine.torch.native.integers import RUN, IntegerPanels, Integers, integers, quantised
 from inlay.engine.torch.native.prebuilt import LEVELS
 from inlay.engine.torch.native.sources import SOURCES, compile_for, cpu_features
 from inlay.engine.torch.weights.quantised.blocks import BlockWeight
@@ -112,7 +113,7 @@ def rows_of(count: int, inputs: int, dtype: torch.dtype = torch.float32) -> Tens
 def panels_of(native: Integers, name: str, raw: np.ndarray[Any, Any]) -> IntegerPanels:
     kind = TYPES[name]
     inputs = raw.shape[1] * kind.elements
-    return native.panels(kind.number, torch.from_numpy(raw), len(raw), inputs)
+    return native.panels(kind.number, [torch.from_numpy(raw)], len(raw), inputs)
 
 
 def bits(x: Tensor) -> Tensor:
@@ -147,6 +148,40 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(
                 assert torch.equal(bits(found), bits(alone[:count]))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_0", "Q6_K", "Q8_0"])
+def test_panels_that_are_read_side_by_side_are_what_the_formula_says(
+    native: Integers, name: str
+) -> None:
+    """A few rows take panels of both halves of a thread's share, and what is left over alone."""
+    raw, x = random_blocks(name, 200, 256), rows_of(3, 256)
+    panels, expected = [panels_of(native, name, raw)], by_the_formula(name, raw, x, None)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(bits(native.product(x, panels, None)), bits(expected))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_blocks_that_come_some_rows_at_a_time_are_laid_out_as_those_that_come_at_once(
+    native: Integers,
+) -> None:
+    """Each run is read to where the last one was."""
+    raw, kind = torch.from_numpy(random_blocks("Q6_K", 41, 512)).flatten(1), TYPES["Q6_K"]
+    memory = torch.empty(RUN, raw.shape[1], dtype=torch.uint8)
+
+    def runs() -> Iterator[Tensor]:
+        for run in torch.split(raw, RUN):
+            yield memory[: len(run)].copy_(run)
+
+    found = native.panels(kind.number, runs(), 41, 512)
+    assert torch.equal(found.data, native.panels(kind.number, [raw], 41, 512).data)
+    raw[40, -2:] = torch.tensor([0, 0x7C])
+    with pytest.raises(ValueError, match="row 40 "):
+        native.panels(kind.number, runs(), 41, 512)
 
 
 def test_a_large_batch_goes_through_all_panels_in_parts(native: Integers) -> None:

@@ -5,7 +5,6 @@ size.
 """
 
 import math
-import mmap
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from inlay.base.errors import EngineError
 from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.cache.kv_layout import PageGroup
+from inlay.engine.torch.large_pages import large_pages
 from inlay.engine.torch.transfers import upload
 
 _HUGE = 1 << 22
@@ -171,8 +171,7 @@ def _uninitialised(shape: tuple[int, ...], dtype: torch.dtype, device: torch.dev
     addresses of those.
     """
     size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    found = large_pages(size) if device.type == "cpu" and size >= _HUGE else None
+    if found is None:
         return torch.empty(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return found.view(dtype).view(shape)

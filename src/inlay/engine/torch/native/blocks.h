@@ -3,11 +3,12 @@
 // Of input i: w = scale * (code - OFFSET) - min, where scale and min are shared by 32 inputs (in Q6_K the scale by 16) and exact in
 // float32. Formats: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h, and `tensors/blocks.py`.
 //
-// A panel is 16 outputs: first the codes of all inputs, 32 at a time, then the scales, a unit at a time (32 inputs, or 256 in types
-// with scales of scales). Codes of 32 inputs are lines of 64 bytes, in which byte 4 o + i is of output o and of input i of four:
-// low nibbles of a line have four inputs, high ones the next four; then the fifth bits, or the fifth and sixth, of all 32; codes of
-// eight bits have a line for every four inputs. A unit of scales: float16 [16] (MXFP4: bfloat16), the same of mins; then, of
-// scales of scales, int8 [8 or 16][16], and those of mins [8][16].
+// A panel is 16 outputs. First come the codes of all panels, then the scales of all: each is one run through memory, which a CPU
+// that reads ahead by itself keeps up with. Codes of 32 inputs are lines of 64 bytes, in which byte 4 o + i is of output o and of
+// input i of four: low nibbles of a line have four inputs, high ones the next four; before them a line with the fifth bits of all 32,
+// or with the fifth and sixth of 16; codes of eight bits have a line for every four inputs. A unit of scales (32 inputs, or 256 in
+// types with scales of scales): float16 [16] (MXFP4: bfloat16), the same of mins; then, of scales of scales, int8 [8 or 16][16], and
+// those of mins [8][16].
 
 #pragma once
 
@@ -74,11 +75,41 @@ bool with_type(int32_t type, Use&& use) {
     return false;
 }
 
-// Bytes of a panel, whole lines.
+// What a line of 32 inputs has: `count` bits, from bit `first` on, of the codes of `steps` steps of four inputs.
+struct Line {
+    int step, steps, first, count;
+};
+
+// Lines lie in the order in which products read them.
+template <int BITS>
+constexpr Line line_at(int at) {
+    if (BITS == 8) return {at, 1, 0, 8};
+    if (BITS == 5) return at ? Line{2 * at - 2, 2, 0, 4} : Line{0, 8, 4, 1};
+    if (BITS == 6) return at % 3 ? Line{at / 3 * 4 + at % 3 * 2 - 2, 2, 0, 4} : Line{at / 3 * 4, 4, 4, 2};
+    return {2 * at, 2, 0, 4};
+}
+
+// The lines that have the low bits of a step, and the high ones.
+template <int BITS>
+constexpr int low_line(int step) {
+    return BITS == 8 ? step : BITS == 6 ? step / 4 * 3 + 1 + step / 2 % 2 : step / 2 + (BITS == 5);
+}
+template <int BITS>
+constexpr int high_line(int step) {
+    return BITS == 6 ? step / 4 * 3 : 0;
+}
+
+// Bytes of a matrix.
 template <int TYPE>
-constexpr int64_t panel_bytes(int64_t inputs) {
+constexpr int64_t panels_bytes(int64_t outputs, int64_t inputs) {
     using F = Format<TYPE>;
-    return inputs / BLOCK * F::CODES + (inputs / F::INPUTS * F::SCALES + LINE - 1) / LINE * LINE;
+    return (outputs + PANEL - 1) / PANEL * (inputs / BLOCK * F::CODES + inputs / F::INPUTS * F::SCALES);
+}
+
+// Where a matrix has its scales.
+template <typename F, typename Byte>
+constexpr Byte* scales_of(Byte* panels, int64_t outputs, int64_t inputs) {
+    return panels + (outputs + PANEL - 1) / PANEL * (inputs / BLOCK * F::CODES);
 }
 
 // A block of a file: codes by input, and what its scales are made of.
@@ -152,52 +183,70 @@ void unpack(const uint8_t* from, Unpacked& to) {
     }
 }
 
-// Puts a block of one output into its panel; or, with FROM_PANEL, takes it from there. `unit`: which block of the output it is.
-template <int TYPE, bool FROM_PANEL, typename Panel>
-void place(Panel* panel, int64_t inputs, int64_t output, int64_t unit, Unpacked& block) {
-    using F = Format<TYPE>;
-    const auto move = [](auto* there, auto& here) {
-        if constexpr (FROM_PANEL)
-            std::memcpy(&here, there, sizeof(here));
-        else
-            std::memcpy(there, &here, sizeof(here));
-    };
-    // Of four codes at a time: `count` bits of each from `first` on are those of a byte from `at` on; what is put there is zero before.
-    const auto part = [](auto* there, uint32_t& codes, int first, int count, int at) {
-        const uint32_t mask = ((1u << count) - 1) * 0x01010101u;
-        uint32_t found;
-        std::memcpy(&found, there, sizeof(found));
-        if constexpr (FROM_PANEL) {
-            codes |= (found >> at & mask) << first;
-        } else {
-            found |= (codes >> first & mask) << at;
-            std::memcpy(there, &found, sizeof(found));
+// Where a panel has the codes, and the scales, of a block of each of its outputs.
+template <typename Byte>
+struct Place {
+    Byte *lines, *scales;
+
+    // `unit`: which block of the outputs it is.
+    template <typename F>
+    static Place of(Byte* panels, int64_t outputs, int64_t inputs, int64_t panel, int64_t unit) {
+        const int64_t at = panel * (inputs / F::INPUTS) + unit;
+        return {panels + at * F::BLOCKS * F::CODES, scales_of<F>(panels, outputs, inputs) + at * F::SCALES};
+    }
+
+    // Calls with what is there of the scales of an output, and what it is of the block.
+    template <typename F, typename Block, typename Use>
+    void each_scale(int64_t output, Block& block, Use&& use) const {
+        use(scales + output * 2, block.scale);
+        if constexpr (F::MINS) use(scales + F::MIN + output * 2, block.min);
+        if constexpr (F::SHARED != 0) {
+            for (int64_t j = 0; j < F::INPUTS / F::SHARED; j++) use(scales + F::FINE + j * PANEL + output, block.fine[j]);
+            if constexpr (F::MINS)
+                for (int64_t j = 0; j < F::BLOCKS; j++) use(scales + F::FINE_MIN + j * PANEL + output, block.fine_mins[j]);
         }
-    };
-    if (FROM_PANEL) std::memset(block.codes, 0, F::INPUTS);
-    for (int64_t b = 0; b < F::BLOCKS; b++) {
-        auto* lines = panel + (unit * F::BLOCKS + b) * F::CODES + output * 4;
-        uint32_t fours[8];
-        std::memcpy(fours, block.codes + b * BLOCK, sizeof(fours));
+    }
+};
+
+// Puts a block of each of the first `count` outputs of a panel there.
+template <int TYPE>
+void put(const Place<uint8_t>& place, const Unpacked* blocks, int64_t count) {
+    using F = Format<TYPE>;
+#pragma GCC unroll 1
+    for (int64_t b = 0; b < F::BLOCKS; b++)
 #pragma GCC unroll 8
-        for (int step = 0; step < 8; step++)
-            if constexpr (F::BITS == 8) {
-                part(lines + step * LINE, fours[step], 0, 8, 0);
-            } else {
-                part(lines + step / 2 * LINE, fours[step], 0, 4, step % 2 * 4);
-                if constexpr (F::BITS == 5) part(lines + 4 * LINE, fours[step], 4, 1, step);
-                if constexpr (F::BITS == 6) part(lines + (4 + step / 4) * LINE, fours[step], 4, 2, step % 4 * 2);
+        for (int at = 0; at < F::BITS; at++) {
+            const Line line = line_at<F::BITS>(at);
+            const uint32_t mask = ((1u << line.count) - 1) * 0x01010101u;
+            uint8_t* to = place.lines + b * F::CODES + at * LINE;
+            for (int64_t o = 0; o < count; o++) {
+                uint32_t fours[8], found = 0;
+                std::memcpy(fours, blocks[o].codes + b * BLOCK + line.step * 4, line.steps * 4);
+#pragma GCC unroll 8
+                for (int i = 0; i < line.steps; i++) found |= (fours[i] >> line.first & mask) << (i * line.count);
+                std::memcpy(to + o * 4, &found, sizeof(found));
             }
-        if (FROM_PANEL) std::memcpy(block.codes + b * BLOCK, fours, sizeof(fours));
+        }
+    for (int64_t o = 0; o < count; o++)
+        place.each_scale<F>(o, blocks[o], [](uint8_t* there, const auto& own) { std::memcpy(there, &own, sizeof(own)); });
+}
+
+// Takes the block of an output from there.
+template <int TYPE>
+void take(const Place<const uint8_t>& place, int64_t output, Unpacked& block) {
+    using F = Format<TYPE>;
+    for (int64_t b = 0; b < F::BLOCKS; b++) {
+        uint32_t fours[8] = {};
+        for (int at = 0; at < F::BITS; at++) {
+            const Line line = line_at<F::BITS>(at);
+            const uint32_t mask = ((1u << line.count) - 1) * 0x01010101u;
+            uint32_t found;
+            std::memcpy(&found, place.lines + b * F::CODES + at * LINE + output * 4, sizeof(found));
+            for (int i = 0; i < line.steps; i++) fours[line.step + i] |= (found >> (i * line.count) & mask) << line.first;
+        }
+        std::memcpy(block.codes + b * BLOCK, fours, sizeof(fours));
     }
-    auto* scales = panel + inputs / BLOCK * F::CODES + unit * F::SCALES;
-    move(scales + output * 2, block.scale);
-    if constexpr (F::MINS) move(scales + F::MIN + output * 2, block.min);
-    if constexpr (F::SHARED != 0) {
-        for (int64_t j = 0; j < F::INPUTS / F::SHARED; j++) move(scales + F::FINE + j * PANEL + output, block.fine[j]);
-        if constexpr (F::MINS)
-            for (int64_t j = 0; j < F::BLOCKS; j++) move(scales + F::FINE_MIN + j * PANEL + output, block.fine_mins[j]);
-    }
+    place.each_scale<F>(output, block, [](const uint8_t* there, auto& own) { std::memcpy(&own, there, sizeof(own)); });
 }
 
 template <int TYPE>

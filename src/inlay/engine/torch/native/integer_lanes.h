@@ -32,10 +32,11 @@ inline Ints with_bits(Ints x, Ints y, char mask) { return _mm512_ternarylogic_ep
 // Of 16 bits: what crosses bytes is masked.
 inline Ints left(Ints x, int bits) { return _mm512_slli_epi16(x, bits); }
 inline Ints right(Ints x, int bits) { return _mm512_srli_epi16(x, bits); }
+inline Ints times_power(Ints x, int bits) { return _mm512_slli_epi32(x, bits); }
 inline Ints add(Ints x, Ints y) { return _mm512_add_epi32(x, y); }
 inline Ints multiply(Ints x, Ints y) { return _mm512_mullo_epi32(x, y); }
 inline Ints all(int32_t x) { return _mm512_set1_epi32(x); }
-inline Ints bytes(const uint8_t* from) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); }
+inline Ints bytes_at(const uint8_t* from) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); }
 inline Floats floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 inline Floats all(float x) { return _mm512_set1_ps(x); }
 inline Floats multiply(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
@@ -86,10 +87,11 @@ inline Ints both(Ints x, char mask) { return _mm256_and_si256(x, _mm256_set1_epi
 inline Ints with_bits(Ints x, Ints y, char mask) { return _mm256_or_si256(x, both(y, mask)); }
 inline Ints left(Ints x, int bits) { return _mm256_slli_epi16(x, bits); }
 inline Ints right(Ints x, int bits) { return _mm256_srli_epi16(x, bits); }
+inline Ints times_power(Ints x, int bits) { return _mm256_slli_epi32(x, bits); }
 inline Ints add(Ints x, Ints y) { return _mm256_add_epi32(x, y); }
 inline Ints multiply(Ints x, Ints y) { return _mm256_mullo_epi32(x, y); }
 inline Ints all(int32_t x) { return _mm256_set1_epi32(x); }
-inline Ints bytes(const uint8_t* from) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))); }
+inline Ints bytes_at(const uint8_t* from) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))); }
 inline Floats floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 inline Floats all(float x) { return _mm256_set1_ps(x); }
 inline Floats multiply(Floats x, Floats y) { return _mm256_mul_ps(x, y); }

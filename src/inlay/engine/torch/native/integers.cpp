@@ -19,7 +19,7 @@
 extern "C" {
 
 struct IntegerPart {
-    const uint8_t* panels;  // [ceil(O / 16)] panels
+    const uint8_t* panels;  // of ceil(O / 16) panels, codes, then scales
     int64_t outputs;
     int64_t type;
 };
@@ -37,14 +37,12 @@ struct IntegerProduct {
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include <limits>
 #include <memory>
 #include <type_traits>
 #include <vector>
+
+#include <omp.h>
 
 #include "blocks.h"
 #include "integer_lanes.h"
@@ -54,20 +52,22 @@ namespace {
 // Rows of x whose codes, about as many bytes as this, go through all panels together: they stay in the second level of caches.
 constexpr int64_t TOGETHER_BYTES = 1 << 18;
 
-// Of so few rows, products take several panels at a time: x is read once for them, and with more runs under way a core reads more.
+// Of so few rows, products are bound by memory, and take two panels at a time: the next ones of both halves of a thread's share. On a
+// core of Zen 4 two runs through memory are read at its full speed (32 GB/s); with one, with four, with two that jump, or with
+// instructions that fetch ahead, each of which waits in the first cache's list of misses, it was 17 to 25.
 constexpr int64_t FEW = AT_ONCE / 2;
-constexpr int BESIDE = 4;
+constexpr int BESIDE = 2;
 
 // Below it, numbers count as zero: their reciprocal may be infinite.
 constexpr float LEAST = 1e-30f;
 
 // x as integers, rows in groups of at most AT_ONCE which products take together: of a group of n rows, codes [I / 4][n][4], and of
-// each block scales, scales times sums, and sums of its two halves [I / 32][n].
+// each block scales, scales times sums, and less the sums of its halves, and of all of it [I / 32][n].
 struct Activations {
     int64_t rows, inputs, groups;
     std::vector<int8_t> codes;
     std::vector<float> scales, scaled_sums;
-    std::vector<int32_t> sums[2];
+    std::vector<int32_t> less_sums[3];
 
     Activations(int64_t rows, int64_t inputs) : rows(rows), inputs(inputs), groups((rows + AT_ONCE - 1) / AT_ONCE) {}
 
@@ -79,7 +79,7 @@ struct Activations {
         if (codes.size() < blocks * BLOCK) codes.resize(blocks * BLOCK);
         for (auto* each : {&scales, &scaled_sums})
             if (each->size() < blocks) each->resize(blocks);
-        for (auto& each : sums)
+        for (auto& each : less_sums)
             if (each.size() < blocks) each.resize(blocks);
     }
 
@@ -95,7 +95,7 @@ struct Activations {
                 scales[at] = quantise_block(from, found, halves);
                 int8_t* to = codes.data() + start * inputs + b * BLOCK * count + r * 4;
                 for (int64_t i = 0; i < BLOCK; i += 4) std::memcpy(to + i * count, found + i, 4);
-                sums[0][at] = halves[0], sums[1][at] = halves[1];
+                for (int part = 0; part < 3; part++) less_sums[part][at] = part < 2 ? -halves[part] : -halves[0] - halves[1];
                 scaled_sums[at] = scales[at] * static_cast<float>(halves[0] + halves[1]);
             }
     }
@@ -117,9 +117,12 @@ struct Activations {
     }
 };
 
-// Whether sums begin with what codes above their values add too much.
+// What sums begin with, for codes that are OFFSET, a power of two, above their values; from less the sum of what they multiply.
 template <typename F>
-constexpr bool STARTS = F::OFFSET != 0 && START_AT_OFFSET<F::BITS, F::TABLE != nullptr>;
+inline Ints first_sums(int32_t less_sum) {
+    if constexpr (F::OFFSET == 0 || !START_AT_OFFSET<F::BITS, F::TABLE != nullptr>) return Ints{};
+    return times_power(all(less_sum), __builtin_ctz(F::OFFSET + !F::OFFSET));
+}
 
 // The scales of a unit of weights, of 16 outputs or half of them; `of` gives those of one of its blocks.
 template <typename F>
@@ -134,8 +137,8 @@ struct Scales {
     Scales of(const uint8_t* unit, int64_t block, int64_t output) const {
         Scales own = *this;
         if constexpr (F::SHARED == BLOCK) {
-            own.scale = multiply(scale, floats(bytes(unit + F::FINE + block * PANEL + output)));
-            if constexpr (F::MINS) own.min = multiply(min, floats(bytes(unit + F::FINE_MIN + block * PANEL + output)));
+            own.scale = multiply(scale, floats(bytes_at(unit + F::FINE + block * PANEL + output)));
+            if constexpr (F::MINS) own.min = multiply(min, floats(bytes_at(unit + F::FINE_MIN + block * PANEL + output)));
         }
         return own;
     }
@@ -144,63 +147,61 @@ struct Scales {
 // Codes of four inputs of some outputs, of step `step` of a block.
 template <typename F>
 inline Ints codes_at(const uint8_t* lines, int step, Ints table) {
-    if constexpr (F::BITS == 8) return load_ints(lines + step * LINE);
-    const Ints line = load_ints(lines + step / 2 * LINE);
+    const Ints line = load_ints(lines + low_line<F::BITS>(step) * LINE);
+    if constexpr (F::BITS == 8) return line;
     const Ints low = both(step % 2 ? right(line, 4) : line, 15);
     if constexpr (F::TABLE != nullptr) return look_up(table, low);
     if constexpr (F::BITS == 5) {
-        const Ints high = load_ints(lines + 4 * LINE);
+        const Ints high = load_ints(lines + high_line<F::BITS>(step) * LINE);
         return with_bits(low, step < 4 ? left(high, 4 - step) : right(high, step - 4), 16);
     }
     if constexpr (F::BITS == 6) {
-        const Ints high = load_ints(lines + (4 + step / 4) * LINE);
+        const Ints high = load_ints(lines + high_line<F::BITS>(step) * LINE);
         return with_bits(low, step % 4 < 2 ? left(high, 4 - 2 * (step % 4)) : right(high, 2 * (step % 4) - 4), 48);
     }
     return low;
 }
 
+// Where products read panels that lie `codes_stride` and `scales_stride` bytes apart.
+struct Panels {
+    const uint8_t *codes, *scales;
+    int64_t codes_stride, scales_stride;
+};
+
 // ROWS rows, from `start` on, times PANELS panels, or halves of them from `output` on: totals [ROWS][PANELS][16].
 template <typename F, int ROWS, int PANELS>
-__attribute__((noinline)) void multiply_rows(
-    const Activations& x, const int32_t* const* starts, int64_t start, const uint8_t* panel, int64_t bytes_of_panel, int64_t output, float* to) {
-    // The codes of what comes next are asked for that far ahead, at the end those of the next panels; scales are those of the next.
-    constexpr int64_t AHEAD = PANELS == 1 ? 4096 : 2048;
+__attribute__((noinline)) void multiply_rows(const Activations& x, int64_t start, const Panels& own, int64_t output, float* to) {
     constexpr bool HALVES = F::SHARED == BLOCK / 2;
     const int64_t blocks = x.inputs / BLOCK;
     const int8_t* codes = x.codes.data() + start * x.inputs;
     const int64_t at = start * blocks;
     const float *scales = x.scales.data() + at, *scaled_sums = x.scaled_sums.data() + at;
-    const int32_t *first = starts[0] + at, *second = starts[HALVES] + at;
-    const uint8_t *lines = panel + output * 4, *unit = panel + blocks * F::CODES;
-    const uint8_t *ahead = panel + AHEAD, *const end = unit;
+    const int32_t *first = x.less_sums[HALVES ? 0 : 2].data() + at, *second = x.less_sums[1].data() + at;
+    const uint8_t *lines = own.codes + output * 4, *unit = own.scales;
     Ints table{};
     if constexpr (F::TABLE != nullptr) table = load_table(F::TABLE);
     Floats totals[ROWS][PANELS];
     for (int r = 0; r < ROWS; r++)
         for (int p = 0; p < PANELS; p++) totals[r][p] = Floats{};
     for (int64_t block = 0; block < blocks; block += F::BLOCKS, unit += F::SCALES) {
-        for (int p = 0; p < PANELS; p++)
-            for (int64_t i = 0; i < F::SCALES; i += LINE) __builtin_prefetch(unit + (PANELS + p) * bytes_of_panel + i, 0, 2);
         Scales<F> whole[PANELS];
-        for (int p = 0; p < PANELS; p++) whole[p].load(unit + p * bytes_of_panel, output);
+        for (int p = 0; p < PANELS; p++) whole[p].load(unit + p * own.scales_stride, output);
 #pragma GCC unroll 1
         for (int64_t within = 0; within < F::BLOCKS; within++) {
-            for (int p = 0; p < PANELS; p++)
-                for (int64_t i = 0; i < F::CODES; i += LINE) __builtin_prefetch(ahead + p * bytes_of_panel + i, 0, 2);
             Ints sums[ROWS][PANELS], kept[ROWS][PANELS];
             for (int r = 0; r < ROWS; r++)
-                for (int p = 0; p < PANELS; p++) sums[r][p] = STARTS<F> ? all(first[r]) : Ints{};
+                for (int p = 0; p < PANELS; p++) sums[r][p] = first_sums<F>(first[r]);
 #pragma GCC unroll 8
             for (int step = 0; step < 8; step++) {
                 Ints weights[PANELS];
-                for (int p = 0; p < PANELS; p++) weights[p] = codes_at<F>(lines + p * bytes_of_panel, step, table);
+                for (int p = 0; p < PANELS; p++) weights[p] = codes_at<F>(lines + p * own.codes_stride, step, table);
                 if constexpr (HALVES)
                     if (step == 4)
                         for (int p = 0; p < PANELS; p++) {
-                            const Ints own = bytes(unit + p * bytes_of_panel + F::FINE + 2 * within * PANEL + output);
+                            const Ints fine = bytes_at(unit + p * own.scales_stride + F::FINE + 2 * within * PANEL + output);
                             for (int r = 0; r < ROWS; r++) {
-                                kept[r][p] = multiply(sums[r][p], own);
-                                sums[r][p] = STARTS<F> ? all(second[r]) : Ints{};
+                                kept[r][p] = multiply(sums[r][p], fine);
+                                sums[r][p] = first_sums<F>(second[r]);
                             }
                         }
                 for (int r = 0; r < ROWS; r++)
@@ -208,16 +209,14 @@ __attribute__((noinline)) void multiply_rows(
                         sums[r][p] = add_products<F::BITS, F::TABLE != nullptr>(sums[r][p], weights[p], codes + (step * ROWS + r) * 4);
             }
             for (int p = 0; p < PANELS; p++) {
-                const Scales<F> own = whole[p].of(unit + p * bytes_of_panel, within, output);
-                const Ints fine = HALVES ? bytes(unit + p * bytes_of_panel + F::FINE + (2 * within + 1) * PANEL + output) : Ints{};
+                const Scales<F> scale = whole[p].of(unit + p * own.scales_stride, within, output);
+                const Ints fine = HALVES ? bytes_at(unit + p * own.scales_stride + F::FINE + (2 * within + 1) * PANEL + output) : Ints{};
                 for (int r = 0; r < ROWS; r++) {
                     if (HALVES) sums[r][p] = add(kept[r][p], multiply(sums[r][p], fine));
-                    totals[r][p] = add_product(multiply(floats(sums[r][p]), all(scales[r])), own.scale, totals[r][p]);
-                    if (F::MINS) totals[r][p] = subtract_product(own.min, all(scaled_sums[r]), totals[r][p]);
+                    totals[r][p] = add_product(multiply(floats(sums[r][p]), all(scales[r])), scale.scale, totals[r][p]);
+                    if (F::MINS) totals[r][p] = subtract_product(scale.min, all(scaled_sums[r]), totals[r][p]);
                 }
             }
-            ahead += F::CODES;
-            if (ahead >= end && ahead < end + F::CODES) ahead += PANELS * bytes_of_panel - blocks * F::CODES;
             lines += F::CODES, codes += BLOCK * ROWS, scales += ROWS, scaled_sums += ROWS, first += ROWS, second += ROWS;
         }
     }
@@ -233,86 +232,70 @@ inline void with_count(int64_t count, Use&& use) {
     use(std::integral_constant<int, MOST>());
 }
 
-// Of one matrix, PANELS panels from `panel` on, and groups [group, end) of x.
+// Of one matrix, PANELS panels from `panel` on, `apart` from each other, and groups [group, end) of x.
 template <typename F, int PANELS, typename T>
 void multiply_panels(
-    const IntegerProduct& a, const IntegerPart& part, int64_t column, const Activations& x, const int32_t* const* starts, int64_t bytes_of_panel,
-    int64_t panel, int64_t group, int64_t end) {
-    const uint8_t* own = part.panels + panel * bytes_of_panel;
-    const int64_t outputs = std::min(PANELS * PANEL, part.outputs - panel * PANEL), at = column + panel * PANEL;
-    const T* bias = a.bias ? static_cast<const T*>(a.bias) + at : nullptr;
+    const IntegerProduct& a, const IntegerPart& part, int64_t column, const Activations& x, int64_t panel, int64_t apart, int64_t group, int64_t end) {
+    const int64_t codes = a.inputs / BLOCK * F::CODES, scales = a.inputs / F::INPUTS * F::SCALES;
+    const Panels own{part.panels + panel * codes, scales_of<F>(part.panels, part.outputs, a.inputs) + panel * scales, apart * codes, apart * scales};
     for (; group < end; group++) {
         const int64_t row = x.first(group), rows = x.first(group + 1) - row;
         alignas(64) float totals[AT_ONCE * PANELS * PANEL];
         with_count<PANELS == 1 ? AT_ONCE : FEW>(rows, [&](auto ROWS) {
-            for (int64_t output = 0; output < PANEL; output += OUTPUTS)
-                multiply_rows<F, ROWS(), PANELS>(x, starts, row, own, bytes_of_panel, output, totals);
+            for (int64_t output = 0; output < PANEL; output += OUTPUTS) multiply_rows<F, ROWS(), PANELS>(x, row, own, output, totals);
         });
-        for (int64_t r = 0; r < rows; r++) {
-            T* to = static_cast<T*>(a.out) + (row + r) * a.outputs + at;
-            const float* from = totals + r * PANELS * PANEL;
-            int64_t o = 0;
-            for (; o + LANES <= outputs; o += LANES)
-                store_lanes(to + o, bias ? load_lanes(from + o) + load_lanes(bias + o) : load_lanes(from + o));
-            for (; o < outputs; o++) store(to + o, bias ? from[o] + load(bias[o]) : from[o]);
-        }
+        for (int64_t r = 0; r < rows; r++)
+            for (int p = 0; p < PANELS; p++) {
+                const int64_t first = (panel + p * apart) * PANEL, outputs = std::min(PANEL, part.outputs - first);
+                T* to = static_cast<T*>(a.out) + (row + r) * a.outputs + column + first;
+                const T* bias = a.bias ? static_cast<const T*>(a.bias) + column + first : nullptr;
+                const float* from = totals + (r * PANELS + p) * PANEL;
+                if (outputs == PANEL)
+                    store_lanes(to, bias ? load_lanes(from) + load_lanes(bias) : load_lanes(from));
+                else
+                    for (int64_t o = 0; o < outputs; o++) store(to + o, bias ? from[o] + load(bias[o]) : from[o]);
+            }
     }
 }
 
-// Asks for large pages, in which a core reads faster; the memory has not been touched.
-void ask_large_pages(uint8_t* from, int64_t size) {
-#ifdef MADV_HUGEPAGE
-    constexpr uintptr_t LARGE = 2 << 20;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(from) + LARGE - 1) / LARGE * LARGE;
-    const uintptr_t end = reinterpret_cast<uintptr_t>(from + size) / LARGE * LARGE;
-    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-}
-
-// What sums begin with, for codes that are OFFSET above their values: of a block, or of each half of one.
-template <typename F>
-void make_starts(const Activations& x, std::vector<int32_t>* to) {
-    const int64_t blocks = x.rows * x.inputs / BLOCK;
-    constexpr bool HALVES = F::SHARED == BLOCK / 2;
-    for (auto* each = to; each <= to + HALVES; each++)
-        if (static_cast<int64_t>(each->size()) < blocks) each->resize(blocks);
-    for (int64_t i = 0; i < blocks; i++) {
-        to[0][i] = -F::OFFSET * (x.sums[0][i] + (HALVES ? 0 : x.sums[1][i]));
-        if (HALVES) to[1][i] = -F::OFFSET * x.sums[1][i];
-    }
+// All groups of x times panels [panel, end) of a part, a few at a time.
+template <typename F, typename T>
+void multiply_few(const IntegerProduct& a, const IntegerPart& part, int64_t column, const Activations& x, int64_t panel, int64_t end) {
+    const int64_t apart = (end - panel) / BESIDE;
+    for (int64_t i = 0; i < apart; i++) multiply_panels<F, BESIDE, T>(a, part, column, x, panel + i, apart, 0, x.groups);
+    for (int64_t i = panel + BESIDE * apart; i < end; i++) multiply_panels<F, 1, T>(a, part, column, x, i, 0, 0, x.groups);
 }
 
 template <typename T>
 void product(const IntegerProduct& a) {
     // Kept: pages that are new in every call cost more than what is written to them.
     static thread_local std::unique_ptr<Activations> memory;
-    static thread_local std::vector<int32_t> starts[2];
     if (!a.rows) return;
     if (!memory) memory.reset(new Activations(0, 0));
     Activations& x = *memory;
     x.rows = a.rows, x.inputs = a.inputs, x.groups = (a.rows + AT_ONCE - 1) / AT_ONCE;
     x.reserve();
-#pragma omp parallel for num_threads(a.threads) schedule(static) if (x.groups > 1)
-    for (int64_t group = 0; group < x.groups; group++) x.quantise(group, static_cast<const T*>(a.x));
     const int64_t together = std::max<int64_t>(1, TOGETHER_BYTES / (AT_ONCE * a.inputs)), blocks = (x.groups + together - 1) / together;
-    for (int64_t p = 0, column = 0; p < a.count; column += a.parts[p++].outputs)
-        with_type(a.parts[p].type, [&](auto TYPE) {
-            using F = Format<TYPE()>;
-            if (STARTS<F>) make_starts<F>(x, starts);
-            const int32_t* const begins[2] = {starts[0].data(), starts[1].data()};
-            const int64_t panels = (a.parts[p].outputs + PANEL - 1) / PANEL, size = panel_bytes<TYPE()>(a.inputs);
-            const int64_t step = a.rows <= FEW ? BESIDE : 1;
-#pragma omp parallel for num_threads(a.threads) schedule(static) collapse(2)
-            for (int64_t block = 0; block < blocks; block++)
-                for (int64_t panel = 0; panel < panels; panel += step) {
-                    const int64_t group = block * together, end = std::min(x.groups, group + together);
-                    if (step == BESIDE && panel + BESIDE <= panels)
-                        multiply_panels<F, BESIDE, T>(a, a.parts[p], column, x, begins, size, panel, group, end);
-                    else
-                        for (int64_t one = panel; one < std::min(panels, panel + step); one++)
-                            multiply_panels<F, 1, T>(a, a.parts[p], column, x, begins, size, one, group, end);
+#pragma omp parallel num_threads(a.threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t group = 0; group < x.groups; group++) x.quantise(group, static_cast<const T*>(a.x));
+        for (int64_t p = 0, column = 0; p < a.count; column += a.parts[p++].outputs)
+            with_type(a.parts[p].type, [&](auto TYPE) {
+                using F = Format<TYPE()>;
+                const IntegerPart& part = a.parts[p];
+                const int64_t panels = (part.outputs + PANEL - 1) / PANEL;
+                if (a.rows <= FEW) {
+                    const int64_t rank = omp_get_thread_num(), size = omp_get_num_threads();
+                    multiply_few<F, T>(a, part, column, x, rank * panels / size, (rank + 1) * panels / size);
+                    return;
                 }
-        });
+#pragma omp for schedule(static) collapse(2) nowait
+                for (int64_t block = 0; block < blocks; block++)
+                    for (int64_t panel = 0; panel < panels; panel++)
+                        multiply_panels<F, 1, T>(a, part, column, x, panel, 0, block * together, std::min(x.groups, (block + 1) * together));
+            });
+    }
 }
 
 }  // namespace
@@ -325,41 +308,48 @@ int32_t inlay_have_integers() { return 1; }
 int64_t inlay_integer_panels_bytes(int32_t type, int64_t outputs, int64_t inputs) {
     int64_t found = 0;
     with_type(type, [&](auto TYPE) {
-        if (inputs % Format<TYPE()>::INPUTS == 0) found = (outputs + PANEL - 1) / PANEL * panel_bytes<TYPE()>(inputs);
+        if (inputs % Format<TYPE()>::INPUTS == 0) found = panels_bytes<TYPE()>(outputs, inputs);
     });
     return found;
 }
 
-// Lays out the blocks of a file [outputs][inputs / INPUTS] in `panels`, which are zero; returns the first output with a scale that is
-// no finite number, or -1.
-int64_t inlay_integer_panels(int32_t type, uint8_t* panels, const uint8_t* blocks, int64_t outputs, int64_t inputs, int32_t threads) {
+// Lays out the blocks of a file [rows][inputs / INPUTS], of outputs from `begin` on, a multiple of PANEL, in `panels`, which are zero;
+// returns the first output with a scale that is no finite number, or -1.
+int64_t inlay_integer_panels(
+    int32_t type, uint8_t* panels, const uint8_t* blocks, int64_t begin, int64_t rows, int64_t outputs, int64_t inputs, int32_t threads) {
     int64_t wrong = outputs;
-    ask_large_pages(panels, inlay_integer_panels_bytes(type, outputs, inputs));
     with_type(type, [&](auto TYPE) {
         using F = Format<TYPE()>;
-        const int64_t units = inputs / F::INPUTS, size = panel_bytes<TYPE()>(inputs);
+        const int64_t units = inputs / F::INPUTS;
 #pragma omp parallel for num_threads(threads) schedule(static) reduction(min : wrong)
-        for (int64_t panel = 0; panel < (outputs + PANEL - 1) / PANEL; panel++)
-            for (int64_t unit = 0; unit < units; unit++)
-                for (int64_t o = 0; o < std::min(PANEL, outputs - panel * PANEL); o++) {
-                    Unpacked block;
-                    unpack<TYPE()>(blocks + ((panel * PANEL + o) * units + unit) * F::FILE, block);
-                    if (!is_finite<TYPE()>(block)) wrong = std::min(wrong, panel * PANEL + o);
-                    place<TYPE(), false>(panels + panel * size, inputs, o, unit, block);
+        for (int64_t first = 0; first < rows; first += PANEL)
+            for (int64_t unit = 0; unit < units; unit++) {
+                const int64_t count = std::min(PANEL, rows - first);
+                Unpacked own[PANEL];
+                for (int64_t o = 0; o < count; o++) {
+                    unpack<TYPE()>(blocks + ((first + o) * units + unit) * F::FILE, own[o]);
+                    if (!is_finite<TYPE()>(own[o])) wrong = std::min(wrong, begin + first + o);
                 }
+                const auto place = Place<uint8_t>::of<F>(panels, outputs, inputs, (begin + first) / PANEL, unit);
+                if (count == PANEL)
+                    put<TYPE()>(place, own, PANEL);
+                else
+                    put<TYPE()>(place, own, count);
+            }
     });
     return wrong == outputs ? -1 : wrong;
 }
 
 // Rows `ids` [count] of the matrix, as float32 [count, inputs].
-void inlay_integer_rows(int32_t type, const uint8_t* panels, const int64_t* ids, int64_t count, int64_t inputs, float* out, int32_t threads) {
+void inlay_integer_rows(
+    int32_t type, const uint8_t* panels, const int64_t* ids, int64_t count, int64_t outputs, int64_t inputs, float* out, int32_t threads) {
     with_type(type, [&](auto TYPE) {
         using F = Format<TYPE()>;
 #pragma omp parallel for num_threads(threads) schedule(static) if (count > 1)
         for (int64_t i = 0; i < count; i++)
             for (int64_t unit = 0; unit < inputs / F::INPUTS; unit++) {
                 Unpacked block;
-                place<TYPE(), true>(panels + ids[i] / PANEL * panel_bytes<TYPE()>(inputs), inputs, ids[i] % PANEL, unit, block);
+                take<TYPE()>(Place<const uint8_t>::of<F>(panels, outputs, inputs, ids[i] / PANEL, unit), ids[i] % PANEL, block);
                 dequantise<TYPE()>(block, out + i * inputs + unit * F::INPUTS);
             }
     });
@@ -376,8 +366,8 @@ extern "C" {
 
 int32_t inlay_have_integers() { return 0; }
 int64_t inlay_integer_panels_bytes(int32_t, int64_t, int64_t) { return 0; }
-int64_t inlay_integer_panels(int32_t, uint8_t*, const uint8_t*, int64_t, int64_t, int32_t) { return -1; }
-void inlay_integer_rows(int32_t, const uint8_t*, const int64_t*, int64_t, int64_t, float*, int32_t) {}
+int64_t inlay_integer_panels(int32_t, uint8_t*, const uint8_t*, int64_t, int64_t, int64_t, int64_t, int32_t) { return -1; }
+void inlay_integer_rows(int32_t, const uint8_t*, const int64_t*, int64_t, int64_t, int64_t, float*, int32_t) {}
 void inlay_integer_product_float32(const IntegerProduct*) {}
 void inlay_integer_product_bfloat16(const IntegerProduct*) {}
 

@@ -1,13 +1,14 @@
 """Products in integers with weights in GGUF's blocks (`integers.cpp`)."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from inlay.engine.torch.large_pages import Slabs
 from inlay.engine.torch.native.build import load
 from inlay.engine.torch.native.calls import Functions, functions, integer, pointer, structure
 
@@ -17,8 +18,8 @@ SHARED = 32
 _LEAST = 1e-30
 """Below it, numbers of a row count as zero."""
 
-_LINE = 64
-"""Bytes that panels are aligned to."""
+RUN = 16
+"""Rows of a matrix that are laid out together."""
 
 _IntegerPart = structure("_IntegerPart", panels=pointer, outputs=integer, type=integer)
 
@@ -53,12 +54,13 @@ class Integers:
         self._size.argtypes, self._size.restype = (ctypes.c_int32, integer, integer), integer
         self._pack = library.inlay_integer_panels
         self._pack.argtypes = (
-            ctypes.c_int32, pointer, pointer, integer, integer, ctypes.c_int32
+            ctypes.c_int32, pointer, pointer, integer, integer, integer, integer, ctypes.c_int32
         )  # fmt: skip
         self._pack.restype = integer
+        self._memory = Slabs()
         self._rows = library.inlay_integer_rows
         self._rows.argtypes = (
-            ctypes.c_int32, pointer, pointer, integer, integer, pointer, ctypes.c_int32
+            ctypes.c_int32, pointer, pointer, integer, integer, integer, pointer, ctypes.c_int32
         )  # fmt: skip
         self._rows.restype = None
 
@@ -66,25 +68,28 @@ class Integers:
         """Return True if there are products with matrices of `inputs` in blocks of `type`."""
         return bool(self._size(type, 1, inputs))
 
-    def panels(self, type: int, blocks: Tensor, outputs: int, inputs: int) -> IntegerPanels:
+    def panels(self, type: int, runs: Iterable[Tensor], outputs: int, inputs: int) -> IntegerPanels:
         """Lay out a matrix that `serves` knows.
 
         Args:
             type: number of its type in GGUF files.
-            blocks: uint8, contiguous: as in files, row after row.
+            runs: uint8 [rows, bytes of a row], contiguous: its blocks as in files, some rows at a
+                time, all but the last a multiple of `RUN`; each may lie where the last one did.
             outputs: rows of the matrix.
             inputs: columns of the matrix.
 
         Raises:
             ValueError: a scale is no finite number; the message names the row.
         """
-        size = self._size(type, outputs, inputs)
-        data = _aligned(size)
-        wrong = self._pack(
-            type, data.data_ptr(), blocks.data_ptr(), outputs, inputs, torch.get_num_threads()
-        )
-        if wrong >= 0:
-            raise ValueError(f"row {wrong} has a block whose scale is no finite number")
+        data, first = self._memory.take(self._size(type, outputs, inputs)), 0
+        for blocks in runs:
+            wrong = self._pack(
+                type, data.data_ptr(), blocks.data_ptr(), first, len(blocks), outputs, inputs,
+                torch.get_num_threads(),
+            )  # fmt: skip
+            if wrong >= 0:
+                raise ValueError(f"row {wrong} has a block whose scale is no finite number")
+            first += len(blocks)
         return IntegerPanels(type, data, outputs, inputs)
 
     def rows(self, panels: IntegerPanels, ids: Tensor) -> Tensor:
@@ -92,8 +97,8 @@ class Integers:
         ids = ids.contiguous()
         out = torch.empty(len(ids), panels.inputs)
         self._rows(
-            panels.type, panels.data.data_ptr(), ids.data_ptr(), len(ids), panels.inputs,
-            out.data_ptr(), torch.get_num_threads(),
+            panels.type, panels.data.data_ptr(), ids.data_ptr(), len(ids), panels.outputs,
+            panels.inputs, out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -177,9 +182,3 @@ def integers() -> Integers | None:
     """Return this process's products, compiled at the first call; None if there are none."""
     library = load("integers")
     return Integers(library) if library is not None and library.inlay_have_integers() else None
-
-
-def _aligned(size: int) -> Tensor:
-    """Return zeros, uint8 [size], that begin a line."""
-    memory = torch.zeros(size + _LINE, dtype=torch.uint8)
-    return memory[-memory.data_ptr() % _LINE :][:size]

@@ -15,14 +15,20 @@ from torch import Tensor
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.native.integers import Integers, integers
+from inlay.engine.torch.native.integers import RUN, Integers, integers
 from inlay.engine.torch.weights.quantised.blocks import BlockWeight, ExpertBlocks
 from inlay.engine.torch.weights.quantised.reading import KeptWeights
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
 from inlay.tensors.blocks import TYPES, dequantise
 from inlay.tensors.checkpoint import config_of, stored_tensors
 from inlay.tensors.gguf import is_gguf
-from inlay.tensors.gguf_model import not_finite, read_blocks, read_values, types_in
+from inlay.tensors.gguf_model import (
+    block_runs,
+    not_finite,
+    read_blocks,
+    read_values,
+    types_in,
+)
 from inlay.tensors.stored import StoredTensor
 
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.weight")
@@ -185,10 +191,10 @@ class _Weight:
         """Return the matrix in blocks. Raises as `read_blocks`."""
         assert self.kept is not None
         assert self.kept.integers is not None
-        blocks = torch.from_numpy(read_blocks(self.tensor, halves=False))
+        runs = map(torch.from_numpy, block_runs(self.tensor, RUN))
         try:
             return BlockWeight.of(
-                self.kept.integers, TYPES[self.tensor.dtype].number, blocks, *self.tensor.shape
+                self.kept.integers, TYPES[self.tensor.dtype].number, runs, *self.tensor.shape
             )
         except ValueError as error:
             raise not_finite(self.tensor) from error

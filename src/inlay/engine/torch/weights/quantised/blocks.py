@@ -1,6 +1,6 @@
 """Weights that stay in GGUF's blocks, and their products with activations of eight bits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from inlay.engine.torch.native.integers import IntegerPanels, Integers, quantise
 _ROWS = 8192
 """Rows of a matrix that are dequantised at a time."""
 
-_SAMPLED = 64
+_SAMPLED = 32
 """Rows that products of few rows take at a time; three such runs of a matrix are a sample of it."""
 
 
@@ -31,10 +31,10 @@ class BlockWeight:
 
     @classmethod
     def of(
-        cls, native: Integers, type: int, blocks: Tensor, outputs: int, inputs: int
+        cls, native: Integers, type: int, runs: Iterable[Tensor], outputs: int, inputs: int
     ) -> "BlockWeight":
         """Lay out blocks as a file has them; arguments and errors as of `Integers.panels`."""
-        return cls((native.panels(type, blocks, outputs, inputs),), native)
+        return cls((native.panels(type, runs, outputs, inputs),), native)
 
     @cached_property
     def outputs(self) -> int:

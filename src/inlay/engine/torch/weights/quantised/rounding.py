@@ -1,12 +1,10 @@
 """Weights of plain checkpoints rounded to blocks of GGUF as they are loaded (`--quantization`)."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from inlay.base.errors import InvalidRequestError
-from inlay.engine.torch.native.integers import Integers
+from inlay.engine.torch.native.integers import RUN, Integers
 from inlay.engine.torch.weights.experts import weights_of_experts
 from inlay.engine.torch.weights.quantised.blocks import BlockWeight, ExpertBlocks
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
@@ -70,18 +68,15 @@ def _rounded(matrix: Tensor, native: Integers, *, four: bool) -> BlockWeight | E
 
 def _of_one(matrix: Tensor, native: Integers, *, four: bool) -> BlockWeight:
     name, encode = ("Q4_K", q4_k) if four else ("Q8_0", q8_0)
-    return BlockWeight.of(native, TYPES[name].number, _encoded(matrix, encode), *matrix.shape)
+    rows = max(1, _CHUNK // matrix.shape[1] // RUN) * RUN
+    runs = (encode(part.float()) for part in torch.split(matrix, rows))
+    return BlockWeight.of(native, TYPES[name].number, runs, *matrix.shape)
 
 
 def _routes(path: str) -> bool:
     """Return True for a linear layer that chooses experts, or weighs one that all tokens see."""
     *parents, name = path.split(".")
     return name in _ROUTERS or "router" in parents
-
-
-def _encoded(weight: Tensor, encode: Callable[[Tensor], Tensor]) -> Tensor:
-    rows = max(1, _CHUNK // weight.shape[1])
-    return torch.cat([encode(part.float()) for part in torch.split(weight, rows)])
 
 
 def q8_0(values: Tensor) -> Tensor:

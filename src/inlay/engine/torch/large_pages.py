@@ -1,0 +1,45 @@
+"""Memory in huge pages, of 2 MiB on most systems, which a core reads faster than those of 4 KB."""
+
+import mmap
+import threading
+
+import torch
+from torch import Tensor
+
+_ALIGNED = 2 << 20
+"""Bytes of a huge page."""
+
+_SLAB = 64 << 20
+"""Bytes that a `Slabs` asks for at a time; what nobody writes to takes no memory."""
+
+_LINE = 64
+"""Bytes that what a `Slabs` gives is aligned to."""
+
+
+def large_pages(size: int) -> Tensor | None:
+    """Return zeros, uint8 [size], whose pages the system may refuse; None where there are none."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    memory = mmap.mmap(-1, size + _ALIGNED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    found = torch.frombuffer(memory, dtype=torch.uint8)
+    return found[-found.data_ptr() % _ALIGNED :][:size]
+
+
+class Slabs:
+    """Memory for tensors one after another, so that small ones lie in huge pages too."""
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> Tensor:
+        """Return zeros, uint8 [size], that begin a line of the caches."""
+        whole = -(-size // _LINE) * _LINE
+        with self._lock:
+            if whole > len(self._rest):
+                slab = max(whole, _SLAB)
+                found = large_pages(slab)
+                self._rest = torch.zeros(slab, dtype=torch.uint8) if found is None else found
+            found, self._rest = self._rest[:size], self._rest[whole:]
+        return found

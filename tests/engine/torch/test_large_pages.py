@@ -1,0 +1,36 @@
+"""Memory in huge pages, and tensors one after another in it."""
+
+import pytest
+import torch
+
+from inlay.engine.torch import large_pages
+from inlay.engine.torch.large_pages import Slabs
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_slabs_give_zeros_of_their_own_that_begin_a_line(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones follow each other; one larger than a slab, or than its rest, has a new one."""
+    monkeypatch.setattr(large_pages, "_SLAB", 1 << 12)
+    if not there:
+        monkeypatch.setattr(large_pages, "large_pages", lambda size: None)
+    slabs, sizes = Slabs(), (100, 1, 0, 3000, 2000, 9000, 64)
+    found = [slabs.take(size) for size in sizes]
+    for number, tensor in enumerate(found):
+        assert len(tensor) == sizes[number]
+        assert not tensor.any()
+        assert tensor.dtype is torch.uint8
+        tensor.fill_(number + 1)
+    assert all(bool((tensor == number + 1).all()) for number, tensor in enumerate(found))
+    assert found[1].data_ptr() - found[0].data_ptr() == 128
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in found if len(tensor))
+
+
+def test_large_pages_are_zeros_of_the_size_that_was_asked_for() -> None:
+    memory = large_pages.large_pages(5 << 20)
+    if memory is None:
+        pytest.skip("no huge pages on this system")
+    assert len(memory) == 5 << 20
+    assert memory.data_ptr() % (2 << 20) == 0
+    assert not memory.any()
