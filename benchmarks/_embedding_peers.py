@@ -81,7 +81,9 @@ def onnx(model: str, threads: int, dtype: str) -> Any:
     loaded = AutoModel.from_pretrained(
         model, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    names = ["input_ids", "attention_mask", "token_type_ids"]
+    names = ["input_ids", "attention_mask"]
+    # MPNet has no types.
+    names += ["token_type_ids"] * hasattr(loaded.config, "type_vocab_size")
     given = tuple(torch.ones(2, 5, dtype=torch.int64) for _ in names)
 
     class States(torch.nn.Module):
@@ -113,7 +115,7 @@ def onnx(model: str, threads: int, dtype: str) -> Any:
     def embed(texts: list[str]) -> Any:
         ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
         order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
-        out = np.empty((len(ids), 384), np.float32)
+        out = np.empty((len(ids), loaded.config.hidden_size), np.float32)
         start = 0
         while start < len(order):
             longest = len(ids[order[start]])
@@ -123,12 +125,8 @@ def onnx(model: str, threads: int, dtype: str) -> Any:
             for row, index in enumerate(chosen):
                 batch[row, : len(ids[index])] = ids[index]
                 mask[row, : len(ids[index])] = 1
-            given = {
-                "input_ids": batch,
-                "attention_mask": mask,
-                "token_type_ids": np.zeros_like(batch),
-            }
-            (states,) = session.run(None, given)
+            inputs = (batch, mask, np.zeros_like(batch))
+            (states,) = session.run(None, dict(zip(names, inputs, strict=False)))
             pooled = (states * mask[:, :, None]).sum(1) / mask.sum(1, keepdims=True)
             out[chosen] = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
             start += len(chosen)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from inlay.engine.embed.tiled import MOST_INPUTS, _digits
+from inlay.engine.embed.native_layers import MOST_INPUTS, _digits
 from inlay.engine.torch.native import sources
-from tests.engine.embed.test_tiled import WITHOUT_TILES
+from tests.engine.embed.test_native_layers import WITHOUT_TILES
 
 Product = Callable[[Tensor, Tensor], Tensor]
 BOUND = 2.0**-20

@@ -350,7 +350,7 @@ def test_an_embedder_with_another_activation_is_not_served_with_it(
                 setattr(module, place[1], torch.nn.ReLU())
 
     monkeypatch.setattr(encoder, "fuse_gelu", wrong)
-    monkeypatch.setattr(encoder, "tiles_serve", lambda: False)
+    monkeypatch.setattr(encoder, "fastest", lambda *_, **__: None)
     with caplog.at_level(logging.WARNING):
         found = embedder(self_check="full").self_check
     assert found is not None

@@ -19,8 +19,9 @@ from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import PoolingFamily, family_of
 from inlay.engine.embed.gelu import fuse_gelu
 from inlay.engine.embed.heads import PairHead, class_of, heads_of, last_head
+from inlay.engine.embed.native_layers import NativeBody, fastest, native_body
 from inlay.engine.embed.outputs import Head, One, all_outputs
-from inlay.engine.embed.relative_bias import bias_scores
+from inlay.engine.embed.relative_bias import RelativeBias, bias_scores
 from inlay.engine.embed.roles import with_roles
 from inlay.engine.embed.score_tokens import check_words, with_score_tokens
 from inlay.engine.embed.self_check import (
@@ -30,7 +31,6 @@ from inlay.engine.embed.self_check import (
     pool_prompts,
     vector_reference,
 )
-from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
 from inlay.engine.embed.vector_model import EmbedInput
 from inlay.engine.pool_reference import PoolVectors
 from inlay.engine.sections import PoolingOptions
@@ -102,19 +102,18 @@ class Encoder:
         self._first = facts.first_position(family, hidden)
         self._narrowed = narrowed(hidden)
         fast = not check.plain
-        # Tiles know no positions that others do not see.
+        # Native layers know no positions that others do not see.
         hides = any(role.at_least and not role.attend for role in config.roles.values())
         if hides and family.causal:
             raise InvalidRequestError(
                 "queries are filled up with positions that others do not see, which is served of "
                 "encoders"
             )
-        tiles = family.tiled and fast and not hides
-        self._tiled = _tiled(base, settings.pooling, self._first) if tiles else None
-        if self._tiled is None and family.gelu is not None and fast:
+        native = family.native and fast and not hides
+        bias = bias_scores(base) if family.biased else None
+        self._native = _native(base, settings.pooling, self._first, bias) if native else None
+        if self._native is None and family.gelu is not None and fast:
             fuse_gelu(base, family.gelu)
-        if family.biased:
-            bias_scores(base)
         accelerate(base, family.fused, check=check)
         self._tells_places = see_chunks(base)
         self._base = base
@@ -301,17 +300,19 @@ class Encoder:
         With `places` [T], as the check computes them: at these positions, and in narrow windows.
         With `visible` [S], others see the first positions of each prompt alone.
         """
-        if self._tiled is not None and visible is None:
+        if self._native is not None and visible is None:
             # These take tokens alone.
             ids = [prompt.token_ids() for prompt in prompts]
+            second_from = second_from if self._family.token_types else ()
             if places is None:
-                return self._tiled(list(chain.from_iterable(ids)), lengths, second_from)
+                return self._native(list(chain.from_iterable(ids)), lengths, second_from)
             starts = places[np.cumsum(lengths) - lengths].tolist()
-            given_alone = zip(ids, lengths, second_from, starts, strict=True)
             return torch.cat(
                 [
-                    self._tiled(own, [length], [second], shift=start)
-                    for own, length, second, start in given_alone
+                    self._native(
+                        own, [len(own)], second_from[index : index + 1], shift=starts[index]
+                    )
+                    for index, own in enumerate(ids)
                 ]
             )
         counts = np.asarray(lengths)
@@ -420,14 +421,10 @@ def _atomic(prompts: Sequence[Prompt], starts: Sequence[int]) -> list[tuple[int,
     ]
 
 
-def _tiled(base: Any, options: PoolingOptions, first: int) -> TiledBody | None:
-    """Run a BERT-like model's layers on a CPU's tile registers; None if that is not possible."""
-    if (
-        base.device.type != "cpu"
-        or base.dtype not in (torch.float32, torch.bfloat16)
-        or not tiles_serve()
-    ):
-        return None
-    if base.dtype == torch.bfloat16:
-        return tile(base, 1, first)
-    return tile(base, 3 if options.float32_matmul_precision == "highest" else 2, first)
+def _native(
+    base: Any, options: PoolingOptions, first: int, bias: RelativeBias | None
+) -> NativeBody | None:
+    """Run a BERT-like model's layers in one native call; None if that is not possible."""
+    exact = options.float32_matmul_precision == "highest"
+    parts = fastest(base.dtype, exact=exact) if base.device.type == "cpu" else None
+    return None if parts is None else native_body(base, parts, first, bias)

@@ -23,7 +23,7 @@ class PoolingFamily:
         position_offset: id of the first position; None for the padding token's id plus one.
         token_types: True if the two texts of a pair have different token types.
         fused: projections of one parent module with the same input.
-        tiled: True if its `encoder` is BERT-like, so that `TiledEncoder` can compute it.
+        native: True if its `encoder` is BERT-like, so that `NativeEncoder` can compute it.
         gelu: module and attribute of a GELU, and the attribute of the linear before it, into which
             it can be fused.
         scores: True if its sequence classification head is supported; those of decoders read
@@ -39,7 +39,7 @@ class PoolingFamily:
     position_offset: int | None = 0
     token_types: bool = False
     fused: tuple[tuple[str, ...], ...] = (("query", "key", "value"),)
-    tiled: bool = False
+    native: bool = False
     gelu: tuple[str, str, str] | None = None
     scores: bool = True
     language: str | None = None
@@ -53,24 +53,24 @@ _BERT_GELU = ("Intermediate", "intermediate_act_fn", "dense")
 _DECODER = PoolingFamily(causal=True, fused=_LLAMA)
 
 FAMILIES: dict[str, PoolingFamily] = {
-    "bert": PoolingFamily(token_types=True, tiled=True, gelu=_BERT_GELU),
-    "camembert": PoolingFamily(position_offset=None, tiled=True, gelu=_BERT_GELU),
+    "bert": PoolingFamily(token_types=True, native=True, gelu=_BERT_GELU),
+    "camembert": PoolingFamily(position_offset=None, native=True, gelu=_BERT_GELU),
     "distilbert": PoolingFamily(
         fused=(("q_lin", "k_lin", "v_lin"),), gelu=("FFN", "activation", "lin1")
     ),
-    "electra": PoolingFamily(token_types=True, tiled=True, gelu=_BERT_GELU, scores=False),
+    "electra": PoolingFamily(token_types=True, native=True, gelu=_BERT_GELU, scores=False),
     "gemma3_text": _DECODER,
     "llama": _DECODER,
     "mistral": _DECODER,
     "modernbert": PoolingFamily(fused=()),
     # Its code has the padding token's id as a constant.
     "mpnet": PoolingFamily(
-        position_offset=2, fused=(("q", "k", "v"),), gelu=_BERT_GELU, biased=True
+        position_offset=2, fused=(("q", "k", "v"),), native=True, gelu=_BERT_GELU, biased=True
     ),
     "qwen2": _DECODER,
     "qwen3": _DECODER,
-    "roberta": PoolingFamily(position_offset=None, tiled=True, gelu=_BERT_GELU),
-    "xlm-roberta": PoolingFamily(position_offset=None, tiled=True, gelu=_BERT_GELU),
+    "roberta": PoolingFamily(position_offset=None, native=True, gelu=_BERT_GELU),
+    "xlm-roberta": PoolingFamily(position_offset=None, native=True, gelu=_BERT_GELU),
 }
 
 REFUSED: dict[str, str] = {

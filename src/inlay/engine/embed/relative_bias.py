@@ -6,6 +6,7 @@ sequences. Here a sequence has that of its own length, the corner of a longer on
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class RelativeBias:
     def __init__(self, encoder: Any) -> None:
         """Take the bias of `encoder`, an `MPNetEncoder`, and compute no more of its own."""
         self.packed: PackedAttention | None = None
-        self._compute = encoder.compute_position_bias
+        # A function of the class: the layers can be dropped.
+        self._bucket = encoder.relative_position_bucket
         self._table: Tensor = encoder.relative_attention_bias.weight
         self._known: Tensor = self._table.new_empty(0, 0, 0)
         encoder.compute_position_bias = lambda _: None
@@ -34,9 +36,15 @@ class RelativeBias:
         """Return the bias [H, length, length] of a position (row) and one that it sees (column)."""
         if self._known.shape[-1] < length:
             longest = -(-length // _STEP) * _STEP
-            self._known = self._compute(self._table.new_empty(1, longest, 1))[0]
+            places = torch.arange(longest, device=self._table.device)
+            self._known = self.by_distance(longest)[:, places - places[:, None] + longest - 1]
         found: Tensor = self._known[:, :length, :length]
         return found
+
+    def by_distance(self, reach: int) -> Tensor:
+        """Return the bias [H, 2 reach - 1] of distances from 1 - reach on, column less row."""
+        distances = torch.arange(1 - reach, reach, device=self._table.device)
+        return self._table[self._bucket(distances)].T.contiguous()
 
     def begin(self, _: nn.Module, __: Any, given: dict[str, Any]) -> None:
         """Take the attention that a forward pass is `given`: the model passes it on to no layer."""
@@ -72,9 +80,10 @@ class BiasedAttention(nn.Module):
         return (self.o(states.flatten(1)[None]),)
 
 
-def bias_scores(base: Any) -> None:
+def bias_scores(base: Any) -> RelativeBias:
     """Let the layers of an `MPNetModel` attend within each sequence of a batch."""
     bias = RelativeBias(base.encoder)
     for layer in base.encoder.layer:
         layer.attention.attn = BiasedAttention(layer.attention.attn, bias)
     base.register_forward_pre_hook(bias.begin, with_kwargs=True)
+    return bias

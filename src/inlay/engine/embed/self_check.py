@@ -192,7 +192,7 @@ def _prompts(
     """Return random ids far into the context, a text, and pairs."""
     random, text = check_prompts(directory, config.vocab_size, max_model_len, rows=False, draw=draw)
     near = tuple(range(COUNT))
-    if family.tiled:
+    if family.native:
         # Positions are looked up one after another there.
         start = max(0, max_model_len - COUNT)
         random = random._replace(positions=tuple(range(start, start + COUNT)))

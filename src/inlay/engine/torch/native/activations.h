@@ -1,4 +1,5 @@
-// What goes through the layers of an encoder, as products of 32 columns want it: one bfloat16, two to a float32, or three digits.
+// What goes through the layers of an encoder, as products of 32 columns want it: one bfloat16, two to a float32, or three digits, for
+// tiles; or float32 as it is, for vectors.
 
 #pragma once
 
@@ -56,6 +57,76 @@ inline Lanes exact_gelu(Lanes x) {
     for (int64_t i = 0; i < LANES; i++) values[i] = gelu(values[i]);
     return load_lanes(values);
 }
+
+// Activations in float32, for products by fused multiply-adds. The products of an element are added one after another, whatever the
+// number of rows.
+//
+// A weight is in panels of 32 columns, [columns / 32][rows][32].
+struct Plain {
+    using State = float;
+    float* data;
+    int64_t size, stride;
+
+    static Plain of(Arena& arena, int64_t rows, int64_t size) {
+        // Rows that are read together must not lie a power of two apart: they would share a place in the first cache.
+        const int64_t stride = size + LANES;
+        return {arena.take<float>(rows * stride), size, stride};
+    }
+
+    Plain beside(Arena&) const { return *this; }
+
+    void put(int64_t row, int64_t column, Lanes found) { store_lanes(data + row * stride + column, found); }
+
+    void settle(int64_t) {}
+
+    static Lanes activate(Lanes x) { return exact_gelu(x); }
+
+    // As `Split`.
+    template <typename End>
+    void product(Tiles&, int64_t low, int64_t high, const void* weight, int64_t first, int64_t last, End&& end) const {
+        const int64_t groups = (high - low + AT_ONCE - 1) / AT_ONCE;
+        float found[AT_ONCE * BLOCK];
+        for (int64_t column = first; column < last; column += BLOCK) {
+            const float* panel = static_cast<const float*>(weight) + column * size;
+            // About as many rows in each group.
+            for (int64_t row = low, group = 0, count; group < groups; group++, row += count) {
+                count = (high - row + groups - group - 1) / (groups - group);
+                for (int64_t i = 0; i < BLOCK; i += WIDTH) sums<AT_ONCE>(found + i, row, count, panel + i, group, groups);
+                for (int64_t r = 0; r < count; r++)
+                    for (int64_t i = 0; i < BLOCK; i += LANES) end(row + r, column + i, load_lanes(found + r * BLOCK + i));
+            }
+        }
+    }
+
+private:
+    // Rows, and vectors of columns, whose sums registers hold.
+#ifdef __AVX512F__
+    static constexpr int AT_ONCE = 8, VECTORS = 2;
+#else
+    static constexpr int AT_ONCE = 6, VECTORS = 1;
+#endif
+    static constexpr int64_t WIDTH = VECTORS * LANES, LINE = 64 / sizeof(float);
+
+    // Of `count` rows from `row` on, at most ROWS: [count][32], of WIDTH columns of a panel.
+    template <int ROWS>
+    void sums(float* to, int64_t row, int64_t count, const float* panel, int64_t group, int64_t groups) const {
+        if constexpr (ROWS > 1)
+            if (count < ROWS) return sums<ROWS - 1>(to, row, count, panel, group, groups);
+        // The first group waits for memory; that none of the others lets it rest, each asks for its part of the next panel.
+        const int64_t share = whole((size * BLOCK + groups - 1) / groups, LINE), lines = (share / LINE + size - 1) / size;
+        const float *x = data + row * stride, *ahead = panel + size * BLOCK + group * share;
+        Lanes found[ROWS][VECTORS] = {};
+        for (int64_t k = 0; k < size; k++) {
+            for (int64_t line = 0; line < lines; line++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
+            Lanes own[VECTORS];
+            for (int v = 0; v < VECTORS; v++) own[v] = load_lanes(panel + k * BLOCK + v * LANES);
+            for (int r = 0; r < ROWS; r++)
+                for (int v = 0; v < VECTORS; v++) found[r][v] += x[r * stride + k] * own[v];
+        }
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) store_lanes(to + r * BLOCK + v * LANES, found[r][v]);
+    }
+};
 
 // Activations as PARTS bfloat16 each, for products by tiles.
 template <int PARTS>

@@ -1,4 +1,5 @@
-// All layers of an encoder of BERT's kind (norms after the residual, GELU, learned positions) over sequences laid end to end.
+// All layers of an encoder of BERT's kind (norms after the residual, GELU, learned positions) over sequences laid end to end; of
+// MPNet's, whose scores have a bias for each distance, too.
 //
 // A thread takes sequences of about CHUNK positions through all layers, so that what lies between two products stays in its
 // cache and no thread waits for another. Where there are fewer such chunks than threads, all work on one, and wait for each
@@ -30,12 +31,13 @@ struct Encode {
     const EncoderLayer* layers;
     const float *first_norm, *first_norm_bias;  // before the layers, or null
     const void *words, *places, *types;         // [.., C] of embeddings, bfloat16 or float32
+    const float* distances;  // [heads, 2 reach - 1], what each distance of two positions adds to scores; or null
     const int64_t* ids;      // [T], whose embeddings go in; null where `states` holds what goes in
     const int64_t* seconds;  // [S], from which positions of a sequence have the second type; null where none has
     const int64_t* starts;   // [S + 1], of the sequences, and T
     float* states;          // [T, C], what goes in and what comes out
     void* workspace;        // of as many bytes as `inlay_encode_bytes_*` says, at a multiple of 64
-    int64_t num_layers, sequences, hidden, inner, heads, first_place;
+    int64_t num_layers, sequences, hidden, inner, heads, first_place, reach;
     float eps;
     int32_t threads;
 };
@@ -49,9 +51,12 @@ constexpr int64_t CHUNK = 512;
 // Positions to a thread from which threads divide positions among them, not columns.
 constexpr int64_t OWN_ROWS = 64;
 
-// Turns scores into what is to be divided by their sum, which it gives. What lies beyond `count` becomes next to nothing.
+// Turns scores into what is to be divided by their sum, which it gives. What lies beyond `count` becomes next to nothing. `bias` is
+// added before scores are scaled; it may be null.
 template <typename T>
-float soften(T* to, float* scores, int64_t count, int64_t padded, float scaling) {
+float soften(T* to, float* scores, const float* bias, int64_t count, int64_t padded, float scaling) {
+    if (bias)
+        for (int64_t i = 0; i < count; i++) scores[i] += bias[i];
     std::fill(scores + count, scores + padded, -INFINITY);
     float top = -INFINITY;
 #pragma omp simd reduction(max : top)
@@ -66,11 +71,16 @@ float soften(T* to, float* scores, int64_t count, int64_t padded, float scaling)
     return sum;
 }
 
-// One head of one sequence. `query`, `key` and `value` are of its first position; positions are `stride` apart.
+// One head of one sequence. `query`, `key` and `value` are of its first position; positions are `stride` apart. `bias` is of the
+// distance 0, or null.
 template <typename T>
 struct Head {
     const T *query, *key, *value;
+    const float* bias;
     int64_t stride, length, size;
+
+    // Of the positions that one sees, from the first on.
+    const float* bias_of(int64_t row) const { return bias ? bias - row : nullptr; }
 };
 
 inline int64_t attention_bytes(int64_t longest, int64_t size) {
@@ -117,7 +127,7 @@ void attend(Tiles& tiles, const Head<bf16>& head, char* scratch, Put&& put) {
             tiles.save(scores + j, padded, both);
         }
         for (int64_t row = 0; row < rows; row++)
-            sums[row] = soften(weights + row * padded, scores + row * padded, length, padded, scaling);
+            sums[row] = soften(weights + row * padded, scores + row * padded, head.bias_of(first + row), length, padded, scaling);
         for (int64_t column = 0; column < size; column += BLOCK) {
             const bf16* right = reinterpret_cast<const bf16*>(values + column * (padded / 2));
             tiles.clear();
@@ -163,8 +173,10 @@ void attend(Tiles&, const Head<float>& head, char* scratch, Put&& put) {
             }
             for (int row = 0; row < ROWS; row++) std::memcpy(scores + row * padded + j, found[row], sizeof(found[row]));
         }
-        for (int64_t row = 0; row < ROWS; row++)
-            sums[row] = soften(scores + row * padded, scores + row * padded, length, padded, scaling);
+        for (int64_t row = 0; row < ROWS; row++) {
+            float* own = scores + row * padded;
+            sums[row] = soften(own, own, head.bias_of(std::min(first + row, length - 1)), length, padded, scaling);
+        }
         for (int64_t column = 0; column < size; column += BLOCK) {
             Lanes found[ROWS][2] = {};
             for (int64_t j = 0; j < length; j++) {
@@ -352,8 +364,9 @@ private:
     void attend_head(int64_t sequence, int64_t head) {
         const int64_t head_size = a.hidden / a.heads, first = a.starts[sequence] - base;
         const State* own = between.qkv + first * 3 * a.hidden + head * 3 * head_size;
-        const Head<State> given{
-            own, own + head_size, own + 2 * head_size, 3 * a.hidden, a.starts[sequence + 1] - a.starts[sequence], head_size};
+        const float* bias = a.distances ? a.distances + head * (2 * a.reach - 1) + a.reach - 1 : nullptr;
+        const int64_t length = a.starts[sequence + 1] - a.starts[sequence];
+        const Head<State> given{own, own + head_size, own + 2 * head_size, bias, 3 * a.hidden, length, head_size};
         attend(tiles, given, scratch, [&](int64_t row, int64_t at, Lanes found) {
             between.attended.put(first + row, head * head_size + at, found);
         });
@@ -453,11 +466,22 @@ extern "C" {
 // Whether this CPU has tiles and this process may use them: 1; 0 where loops stand for them; -1 where it may not.
 int32_t inlay_tiles() { return tiles_granted() ? 1 : TILES_COMPILED ? -1 : 0; }
 
+// Whether this CPU has vectors of sixteen float32.
+int32_t inlay_wide() {
+#ifdef __AVX512F__
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+void inlay_encode_0(const Encode* a) { encode<Plain>(*a); }
 void inlay_encode_1(const Encode* a) { encode<Split<1>>(*a); }
 void inlay_encode_2(const Encode* a) { encode<Split<2>>(*a); }
 void inlay_encode_3(const Encode* a) { encode<Digits>(*a); }
 
 // Bytes of the workspace.
+int64_t inlay_encode_bytes_0(const Encode* a) { return bytes<Plain>(*a); }
 int64_t inlay_encode_bytes_1(const Encode* a) { return bytes<Split<1>>(*a); }
 int64_t inlay_encode_bytes_2(const Encode* a) { return bytes<Split<2>>(*a); }
 int64_t inlay_encode_bytes_3(const Encode* a) { return bytes<Digits>(*a); }

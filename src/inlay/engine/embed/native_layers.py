@@ -1,7 +1,8 @@
-"""BERT-like encoders on a CPU's tile registers (AMX), all layers in one native call.
+"""BERT-like encoders on a CPU with tile registers (AMX) or AVX-512, all layers in one native call.
 
 For batches of this size, oneDNN's products reach half the throughput of the tiles, and every
-product's input and output pass through memory.
+product's input and output pass through memory. Of one short text in float32, half of the time was
+what torch does between products.
 """
 
 import ctypes
@@ -19,20 +20,21 @@ from torch import Tensor, nn
 
 from inlay.base.errors import EngineError
 from inlay.engine.embed.attention import PackedAttention
+from inlay.engine.embed.relative_bias import RelativeBias
 from inlay.engine.torch.native.build import load
 from inlay.engine.torch.weights.linear_methods import differ
 
 _logger = logging.getLogger(__name__)
 
-Parts = Literal[1, 2, 3]
-"""Number of values that represent one element in a product.
+Parts = Literal[0, 1, 2, 3]
+"""Number of values that represent one element in a product over tiles; 0 for float32 without tiles.
 
 One bfloat16; two for about 16 bits; or three signed bytes for a float32's 24 bits. Products of
 bytes with I inputs differ from float64's by at most I * X * W / 2**20, X and W being the largest of
 their row and column; in practice by no more than those of float32 do.
 """
 
-_TOLERANCE: Mapping[Parts, float] = {1: 2**-4, 2: 2**-11, 3: 1e-4}
+_TOLERANCE: Mapping[Parts, float] = {0: 1e-4, 1: 2**-4, 2: 2**-11, 3: 1e-4}
 """Largest `differ` of a layer from torch's, given the same states.
 
 In bfloat16 four roundings one after another, each as of one product (`TOLERANCE`).
@@ -62,26 +64,19 @@ class _Encode(ctypes.Structure):
         *(
             (name, _pointer)
             for name in (
-                "layers",
-                "first_norm",
-                "first_norm_bias",
-                "words",
-                "places",
-                "types",
-                "ids",
-                "seconds",
-                "starts",
-                "states",
-                "workspace",
+                "layers", "first_norm", "first_norm_bias", "words", "places", "types", "distances",
+                "ids", "seconds", "starts", "states", "workspace",
             )
         ),
         *(
             (name, ctypes.c_int64)
-            for name in ("num_layers", "sequences", "hidden", "inner", "heads", "first_place")
+            for name in (
+                "num_layers", "sequences", "hidden", "inner", "heads", "first_place", "reach",
+            )
         ),
         ("eps", ctypes.c_float),
         ("threads", ctypes.c_int32),
-    ]
+    ]  # fmt: skip
 
 
 class LayerSizes(NamedTuple):
@@ -106,7 +101,7 @@ class _Embeddings(NamedTuple):
     first: int
 
 
-class TiledEncoder(nn.Module):
+class NativeEncoder(nn.Module):
     """All layers of a transformers model's `encoder`."""
 
     def __init__(
@@ -116,10 +111,18 @@ class TiledEncoder(nn.Module):
         parts: Parts,
         library: ctypes.CDLL,
         first_norm: nn.LayerNorm | None = None,
+        distances: Tensor | None = None,
     ) -> None:
         """Pack the weights of `encoder`; it can be dropped afterwards.
 
-        `first_norm` is applied before its first layer.
+        Args:
+            encoder: its layers are BERT's, or MPNet's.
+            shape: of its layers.
+            parts: how products are computed.
+            library: of `library()`.
+            first_norm: applied before its first layer.
+            distances: [H, 2 N - 1], added to scores: of distances from 1 - N on, column less row;
+                sequences then have at most N positions.
         """
         super().__init__()
         self._shape = shape
@@ -134,13 +137,18 @@ class TiledEncoder(nn.Module):
             if first_norm is None
             else (self._kept(first_norm.weight.float()), self._kept(first_norm.bias.float()))
         )
+        self._distances: tuple[int | None, int] = None, 0
+        if distances is not None:
+            # The loops add it before they scale scores.
+            scaled = distances.float() * (shape.hidden // shape.heads) ** 0.5
+            self._distances = self._kept(scaled), (distances.shape[1] + 1) // 2
         self._workspace = torch.empty(0, dtype=torch.uint8)
 
     def _layer(self, layer: Any, parts: Parts) -> _Layer:
-        attention = layer.attention.self
+        *qkv, out, attention_norm = _attention(layer.attention)
         weights: dict[str, list[nn.Linear]] = {
-            "qkv": [attention.query, attention.key, attention.value],
-            "out": [layer.attention.output.dense],
+            "qkv": qkv,
+            "out": [out],
             "up": [layer.intermediate.dense],
             "down": [layer.output.dense],
         }
@@ -155,7 +163,7 @@ class TiledEncoder(nn.Module):
             setattr(found, name, self._kept(_packed(weight.flatten(0, 1), parts)))
             setattr(found, f"{name}_bias", self._kept(bias.flatten().float()))
         for name, norm in (
-            ("attention_norm", layer.attention.output.LayerNorm),
+            ("attention_norm", attention_norm),
             ("norm", layer.output.LayerNorm),
         ):
             setattr(found, name, self._kept(norm.weight.float()))
@@ -244,6 +252,11 @@ class TiledEncoder(nn.Module):
         call.starts, call.sequences = starts.ctypes.data, len(lengths)
         call.states = states.data_ptr()
         call.hidden, call.inner, call.heads, call.eps = shape
+        call.distances, call.reach = self._distances
+        if call.distances and max(lengths) > call.reach:
+            raise EngineError(
+                f"{max(lengths)} positions were given to layers that see {call.reach}"
+            )
         call.threads = torch.get_num_threads()
         needed = self._bytes(ctypes.byref(call))
         if len(self._workspace) < needed:
@@ -252,8 +265,18 @@ class TiledEncoder(nn.Module):
         self._run(ctypes.byref(call))
 
 
+def _attention(own: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Return query, key, value, output and norm of a layer's attention: MPNet's, or BERT's."""
+    if hasattr(own, "attn"):
+        return own.attn.q, own.attn.k, own.attn.v, own.attn.o, own.LayerNorm
+    products = own.self
+    return products.query, products.key, products.value, own.output.dense, own.output.LayerNorm
+
+
 def _packed(weight: Tensor, parts: Parts) -> Tensor:
     """Return `weight` [out, in] flat, in the layout of `activations.h`."""
+    if parts == 0:
+        return weight.float().view(-1, 32, weight.shape[1]).transpose(1, 2).flatten()
     if parts == 3:
         return _digits(weight)
     high = weight.to(torch.bfloat16)
@@ -282,32 +305,41 @@ def _digits(weight: Tensor) -> Tensor:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled library, or None if it, or the tiles, are not available."""
+    """Return the compiled library; None if it, or the tiles it was compiled for, are missing."""
     found = load("encoder")
     return None if found is None or found.inlay_tiles() < 0 else found
 
 
-def tiles_serve() -> bool:
-    """Return True if this CPU has tiles; without them the loops are correct but slow."""
+def fastest(dtype: torch.dtype, *, exact: bool) -> Parts | None:
+    """Return how native layers of `dtype` are computed here; None where torch's are to be used.
+
+    With `exact`, float32 has all of its bits.
+    """
     found = library()
-    return found is not None and bool(found.inlay_tiles())
+    if found is None or dtype not in (torch.float32, torch.bfloat16):
+        return None
+    if found.inlay_tiles():
+        return 1 if dtype == torch.bfloat16 else 3 if exact else 2
+    return 0 if dtype == torch.float32 and found.inlay_wide() else None
 
 
-class TiledBody:
-    """A BERT-like model whose layers run on tiles.
+class NativeBody:
+    """A BERT-like model whose layers are one native call.
 
     Has its own forward pass, without branches for other uses.
     """
 
-    def __init__(self, base: Any, encoder: TiledEncoder, parts: Parts, first: int) -> None:
+    def __init__(self, base: Any, encoder: NativeEncoder, parts: Parts, first: int) -> None:
         self._norm = base.embeddings.LayerNorm
         self._project: nn.Module | None = getattr(base, "embeddings_project", None)
         self._encoder = encoder
         dtype = torch.bfloat16 if parts == 1 else torch.float32
-        words, places, types = (
-            getattr(base.embeddings, f"{kind}_embeddings").weight.detach().to(dtype).contiguous()
-            for kind in ("word", "position", "token_type")
-        )
+        own = base.embeddings
+        tables = [own.word_embeddings.weight, own.position_embeddings.weight]
+        # MPNet has no types.
+        kinds = getattr(own, "token_type_embeddings", None)
+        tables.append(tables[0].new_zeros(1, tables[0].shape[1]) if kinds is None else kinds.weight)
+        words, places, types = (table.detach().to(dtype).contiguous() for table in tables)
         self._embeddings = _Embeddings(words, places, types, first)
 
     def __call__(
@@ -360,7 +392,9 @@ class TiledBody:
         return found
 
 
-def tile(base: Any, parts: Parts, first: int = 0) -> TiledBody | None:
+def native_body(
+    base: Any, parts: Parts, first: int = 0, bias: RelativeBias | None = None
+) -> NativeBody | None:
     """Replace the `encoder` of a BERT-like model by native loops if the results agree.
 
     Returns None if it was not replaced.
@@ -369,25 +403,27 @@ def tile(base: Any, parts: Parts, first: int = 0) -> TiledBody | None:
         base: on a CPU, in its final dtype, with `PackedAttention` as its attention.
         parts: number of values for an element of a product.
         first: place of a sequence's first position.
+        bias: of its scores.
     """
     loops = library()
     shape = None if loops is None else _shape(base)
     if loops is None or shape is None:
         return None
     projected = hasattr(base, "embeddings_project")
-    swapped = TiledEncoder(
-        base.encoder, shape, parts, loops, None if projected else base.embeddings.LayerNorm
-    )
-    body = TiledBody(base, swapped, parts, first)
+    norm = None if projected else base.embeddings.LayerNorm
+    longest = base.config.max_position_embeddings - first
+    distances = None if bias is None else bias.by_distance(longest)
+    swapped = NativeEncoder(base.encoder, shape, parts, loops, norm, distances)
+    body = NativeBody(base, swapped, parts, first)
     error = _largest_difference(base, swapped, body, first)
     if not error <= _TOLERANCE[parts]:
-        _logger.warning("layers over tiles differ by %.3g and are not used", error)
+        _logger.warning("native layers differ by %.3g and are not used", error)
         return None
     base.encoder = swapped
     return body
 
 
-def _largest_difference(base: Any, swapped: TiledEncoder, body: TiledBody, first: int) -> float:
+def _largest_difference(base: Any, swapped: NativeEncoder, body: NativeBody, first: int) -> float:
     """Return the largest `differ` of a layer given the states that torch's has, and of embeddings.
 
     One layer at a time: through several a fault and rounding grow alike.
