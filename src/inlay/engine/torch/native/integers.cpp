@@ -55,8 +55,14 @@ constexpr int64_t TOGETHER_BYTES = 1 << 18;
 // Of so few rows, products are bound by memory, and take two panels at a time: the next ones of both halves of a thread's share. On a
 // core of Zen 4 two runs through memory are read at its full speed (32 GB/s); with one, with four, with two that jump, or with
 // instructions that fetch ahead, each of which waits in the first cache's list of misses, it was 17 to 25.
+constexpr int64_t FEWEST = 2;
+constexpr int TWO = 2;
+
+// Of more, what is between two loads is too much for a core to look ahead over: codes are asked for so many bytes ahead. Products take
+// four panels at a time, so that x is read once for them; or one, where sums of all rows fill the registers.
 constexpr int64_t FEW = AT_ONCE / 2;
-constexpr int BESIDE = 2;
+constexpr int FOUR = 4;
+constexpr int64_t ahead(int panels) { return panels == 1 ? 4096 : panels == FOUR ? 2048 : 0; }
 
 // Below it, numbers count as zero: their reciprocal may be infinite.
 constexpr float LEAST = 1e-30f;
@@ -188,6 +194,9 @@ __attribute__((noinline)) void multiply_rows(const Activations& x, int64_t start
         for (int p = 0; p < PANELS; p++) whole[p].load(unit + p * own.scales_stride, output);
 #pragma GCC unroll 1
         for (int64_t within = 0; within < F::BLOCKS; within++) {
+            if (ahead(PANELS))
+                for (int p = 0; p < PANELS; p++)
+                    for (int64_t i = 0; i < F::CODES; i += LINE) __builtin_prefetch(lines + p * own.codes_stride + ahead(PANELS) + i, 0, 2);
             Ints sums[ROWS][PANELS], kept[ROWS][PANELS];
             for (int r = 0; r < ROWS; r++)
                 for (int p = 0; p < PANELS; p++) sums[r][p] = first_sums<F>(first[r]);
@@ -241,7 +250,7 @@ void multiply_panels(
     for (; group < end; group++) {
         const int64_t row = x.first(group), rows = x.first(group + 1) - row;
         alignas(64) float totals[AT_ONCE * PANELS * PANEL];
-        with_count<PANELS == 1 ? AT_ONCE : FEW>(rows, [&](auto ROWS) {
+        with_count<PANELS == 1 ? AT_ONCE : PANELS == TWO ? FEWEST : FEW>(rows, [&](auto ROWS) {
             for (int64_t output = 0; output < PANEL; output += OUTPUTS) multiply_rows<F, ROWS(), PANELS>(x, row, own, output, totals);
         });
         for (int64_t r = 0; r < rows; r++)
@@ -259,11 +268,11 @@ void multiply_panels(
 }
 
 // All groups of x times panels [panel, end) of a part, a few at a time.
-template <typename F, typename T>
+template <typename F, int PANELS, typename T>
 void multiply_few(const IntegerProduct& a, const IntegerPart& part, int64_t column, const Activations& x, int64_t panel, int64_t end) {
-    const int64_t apart = (end - panel) / BESIDE;
-    for (int64_t i = 0; i < apart; i++) multiply_panels<F, BESIDE, T>(a, part, column, x, panel + i, apart, 0, x.groups);
-    for (int64_t i = panel + BESIDE * apart; i < end; i++) multiply_panels<F, 1, T>(a, part, column, x, i, 0, 0, x.groups);
+    const int64_t apart = (end - panel) / PANELS;
+    for (int64_t i = 0; i < apart; i++) multiply_panels<F, PANELS, T>(a, part, column, x, panel + i, apart, 0, x.groups);
+    for (int64_t i = panel + PANELS * apart; i < end; i++) multiply_panels<F, 1, T>(a, part, column, x, i, 0, 0, x.groups);
 }
 
 template <typename T>
@@ -287,7 +296,11 @@ void product(const IntegerProduct& a) {
                 const int64_t panels = (part.outputs + PANEL - 1) / PANEL;
                 if (a.rows <= FEW) {
                     const int64_t rank = omp_get_thread_num(), size = omp_get_num_threads();
-                    multiply_few<F, T>(a, part, column, x, rank * panels / size, (rank + 1) * panels / size);
+                    const int64_t first = rank * panels / size, last = (rank + 1) * panels / size;
+                    if (a.rows <= FEWEST)
+                        multiply_few<F, TWO, T>(a, part, column, x, first, last);
+                    else
+                        multiply_few<F, FOUR, T>(a, part, column, x, first, last);
                     return;
                 }
 #pragma omp for schedule(static) collapse(2) nowait
