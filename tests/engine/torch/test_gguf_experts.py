@@ -74,6 +74,19 @@ def test_what_experts_give_a_row_does_not_depend_on_other_rows(
         assert torch.equal(module(x[rows], chosen[rows], weights[rows]), whole[rows])
 
 
+def test_the_gate_of_a_row_does_not_depend_on_other_rows(made: Path, tmp_path: Path) -> None:
+    """Wherever threads divide rows among them."""
+    module = experts_of(load(gguf_of(made, tmp_path / "m.gguf", "Q8_0")))[0]
+    x = torch.randn(331, 2 * 1408, generator=torch.Generator().manual_seed(1))
+    before = torch.get_num_threads()
+    try:
+        for threads in (3, 5, 7):
+            torch.set_num_threads(threads)
+            assert torch.equal(torch.cat([module._gated(row[None]) for row in x]), module._gated(x))
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_experts_of_a_type_without_products_are_dequantised(made: Path, tmp_path: Path) -> None:
     """Of the layers where it is one of the three, and of these all of it."""
     file = gguf_of(made, tmp_path / "m.gguf", "Q8_0")

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
 
 from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.native.integers import BlockProduct
@@ -40,8 +41,8 @@ def compute_apart(model: nn.Module) -> None:
 class BlockExperts(nn.Module):
     """The experts of a layer in GGUF's blocks: the rows that chose one are one product with it.
 
-    What experts give is summed in float32, in the order of a row's choice, and rounded once, so
-    that the bits of a row do not depend on the others.
+    What experts give is summed in float32 and rounded once. Where the gate is SiLU, which a native
+    kernel then computes, the bits of a row do not depend on the others.
     """
 
     def __init__(
@@ -50,6 +51,10 @@ class BlockExperts(nn.Module):
         """Take the place of transformers' module `own`, whose gate this is."""
         super().__init__()
         self._gated: Callable[[Tensor], Tensor] = own._apply_gate
+        usual = self._gated.__name__ == "_default_apply_gate"
+        if usual and isinstance(own.act_fn, nn.SiLU | SiLUActivation):
+            # torch's gives parts of a row other bits where threads divide a row.
+            self._gated = kernels.silu_and_multiply
         self._gate_up, self._down = _products(gate_up), _products(down)
         self._kernels = kernels
 
