@@ -299,6 +299,7 @@ def _kept(**changes: Any) -> Fingerprint:
         {"ids": b""},
         {"shared": np.array([50], np.int32).tobytes(), "ids": b""},
         {"shared": np.array([1], np.int32).tobytes()},
+        {"prompts": ()},
         {"prompts": (("text", (50,) * COUNT, (), tuple(range(COUNT))),)},
         {"prompts": (("text", (1,) * 3, (), tuple(range(3))),)},
         {"logits": bytes(4)},

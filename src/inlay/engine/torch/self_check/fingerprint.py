@@ -95,6 +95,8 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
             ValueError: its parts do not go together, or not with the model.
         """
         prompts = tuple(CheckPrompt(*prompt) for prompt in self.prompts)
+        if not prompts:
+            raise ValueError("its parts do not go together: it has no prompts")
         positions = COUNT * len(prompts)
         shared, own = (_array(part, np.int32) for part in (self.shared, self.ids))
         common = np.broadcast_to(shared, (positions, len(shared)))
