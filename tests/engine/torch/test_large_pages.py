@@ -1,5 +1,8 @@
 """Memory in huge pages, and tensors one after another in it."""
 
+import errno
+import mmap
+
 import pytest
 import torch
 
@@ -33,4 +36,19 @@ def test_large_pages_are_zeros_of_the_size_that_was_asked_for() -> None:
         pytest.skip("no huge pages on this system")
     assert len(memory) == 5 << 20
     assert memory.data_ptr() % (2 << 20) == 0
+    assert not memory.any()
+
+
+def test_a_kernel_that_is_built_without_huge_pages_gives_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Plain(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Plain)
+    memory = large_pages.large_pages(100)
+    if memory is None:
+        pytest.skip("no huge pages on this system")
+    assert len(memory) == 100
     assert not memory.any()

@@ -2,6 +2,7 @@
 
 import mmap
 import threading
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -21,7 +22,9 @@ def large_pages(size: int) -> Tensor | None:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     memory = mmap.mmap(-1, size + _ALIGNED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    # A kernel may be built without them.
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     found = torch.frombuffer(memory, dtype=torch.uint8)
     return found[-found.data_ptr() % _ALIGNED :][:size]
 
