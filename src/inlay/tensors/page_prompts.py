@@ -7,6 +7,7 @@ published weights have not seen.
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from inlay.base.errors import InvalidRequestError
 from inlay.tensors.checkpoint import config_of, json_of
@@ -72,7 +73,7 @@ class PagePrompts:
         if ARCHITECTURE not in (config_of(directory).get("architectures") or ()):
             return None
         name = "processor_config.json"
-        said = json_of(directory, name) or {}
+        said = _object_of(directory, name)
         query, page = said.get("query_prefix") or _QUERY, said.get("visual_prompt_prefix") or _PAGE
         if not isinstance(query, str) or not isinstance(page, str) or page.count(_IMAGE) != 1:
             raise InvalidRequestError(
@@ -80,8 +81,12 @@ class PagePrompts:
                 f"with {_IMAGE} once",
                 param="model",
             )
-        padding = (json_of(directory, "tokenizer_config.json") or {}).get("pad_token") or _PADDING
-        padding = padding["content"] if isinstance(padding, dict) else padding
+        padding = _object_of(directory, "tokenizer_config.json").get("pad_token") or _PADDING
+        padding = padding.get("content") if isinstance(padding, dict) else padding
+        if not isinstance(padding, str):
+            raise InvalidRequestError(
+                f"{directory / 'tokenizer_config.json'}: pad_token is no text", param="model"
+            )
         return cls(query, padding * _BUFFERS, page)
 
     def template(self) -> str:
@@ -96,3 +101,12 @@ class PagePrompts:
             before=before, image=image, said=said, after=after, query=repr(self.query),
             suffix=repr(self.suffix),
         )  # fmt: skip
+
+
+def _object_of(directory: Path, name: str) -> dict[str, Any]:
+    found = json_of(directory, name) or {}
+    if not isinstance(found, dict):
+        raise InvalidRequestError(
+            f"{directory / name} holds {type(found).__name__}, not an object", param="model"
+        )
+    return found

@@ -32,6 +32,7 @@ from inlay.messages.prompt import Prompt, Tokens
 from inlay.render import Renderer
 from inlay.store import StoreSettings
 from inlay.tensors.checkpoint import config_of
+from inlay.tensors.page_prompts import PagePrompts
 from tests import output_models as models
 from tests.engine.torch.vision_reference import Picture, pixels
 from tests.live import SECRET, fleet
@@ -226,3 +227,20 @@ def test_a_prompt_of_pages_has_one_image(tmp_path: Path, page: str) -> None:
     (tmp_path / "processor_config.json").write_text(json.dumps(said))
     with pytest.raises(InvalidRequestError, match=r"<\|image_pad\|> once"):
         EmbeddingConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"pad_token": 5}, "pad_token is no text"),
+        ({"pad_token": {"text": "x"}}, "pad_token is no text"),
+        ([5], "tokenizer_config.json holds list, not an object"),
+    ],
+)
+def test_a_padding_token_that_is_no_text_is_named(
+    tmp_path: Path, said: object, reason: str
+) -> None:
+    changed(tmp_path, models.pages())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    with pytest.raises(InvalidRequestError, match=reason):
+        PagePrompts.of(tmp_path)
