@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from inlay.api.openai.embeddings import route, scoring, sides, similarity, stored
+from inlay.api.openai.embeddings.gathering import Array
 from inlay.api.openai.embeddings.similarity import Comparison, max_sim
 from inlay.base import pace
 from inlay.embedding.cache import Bundle
@@ -74,6 +75,31 @@ def test_max_sim_by_slabs_is_that_of_the_whole(asked: int, found: int) -> None:
     wanted = (query.astype(np.float64) @ document.T).max(axis=1).sum()
     assert max_sim(query, document) == pytest.approx(wanted, rel=1e-5)
     assert max_sim(query[:0], document) == max_sim(query, document[:0]) == 0
+
+
+@pytest.mark.parametrize("width", [16, 128, 384, 1024, 4096])
+def test_no_product_is_so_large_that_its_threads_wait_for_each_other(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = np.matmul
+    sizes: list[int] = []
+
+    def watched(rows: Array, others: Array) -> Array:
+        assert len(rows) > 1
+        assert others.shape[2] > 1
+        sizes.append(len(rows) * others.shape[1] * others.shape[2])
+        found: Array = real(rows, others)
+        return found
+
+    monkeypatch.setattr(np, "matmul", watched)
+    for asked, found in ((32, 60), (61, 61), (1, 300), (300, 1), (700, 1100)):
+        query, document = vectors(asked, width)["tokens"], vectors(found, width, 1)["tokens"]
+        wanted = (query.astype(np.float64) @ document.T).max(axis=1).sum()
+        # Of one vector the products are of either sign, and their sum is small.
+        near = 1e-6 * asked * width**0.5
+        assert max_sim(query, document) == pytest.approx(wanted, rel=1e-5, abs=near)
+    # OpenBLAS: SMP_THRESHOLD_MIN x GEMM_MULTITHREAD_THRESHOLD.
+    assert 0 < max(sizes) <= 65_536 * 4
 
 
 @pytest.mark.parametrize("pairs", [False, True])
