@@ -78,7 +78,7 @@ def run(settings: AuditSettings) -> int:
     with waiting(console, progress):
         gate = Gate.of(settings.fail_above, settings.thresholds)
         texts = read(settings.texts)
-        audit, transforms = _prepared(settings, texts, tell)
+        audit, transforms = _prepared(settings, texts, max(_SAMPLE, gate.least_texts), tell)
     told = settings.output_format != "json"
     if told:
         console.out(begun(audit) + "\n")
@@ -133,9 +133,12 @@ def _report(path: Path) -> dict[str, Any]:
 
 
 def _prepared(
-    settings: AuditSettings, texts: bytes, tell: Callable[[str], None]
+    settings: AuditSettings, texts: bytes, sample: int, tell: Callable[[str], None]
 ) -> tuple[Audit, list[Transform]]:
-    """The audit and its transforms; both raise what `run` does."""
+    """The audit and its transforms; both raise what `run` does.
+
+    Of a large vocabulary `sample` texts are read where the settings say nothing.
+    """
     attackers = spelled_out(settings.attackers)
     if settings.answers and settings.url is not None:
         raise UsageError("--answers are computed here, those of --url there: leave one out")
@@ -159,7 +162,7 @@ def _prepared(
         public = [prompts[index] for index in others]
         prompts = [prompts[index] for index in mine]
     of_texts = len(prompts)
-    most = settings.most_texts or (_SAMPLE if len(table) > LARGE_TABLE else of_texts)
+    most = settings.most_texts or (sample if len(table) > LARGE_TABLE else of_texts)
     if most < of_texts:
         rng = np.random.default_rng([settings.seed, 3])
         kept = np.sort(rng.permutation(of_texts)[:most])

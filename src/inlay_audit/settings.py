@@ -44,8 +44,9 @@ class AuditSettings(BaseModel, frozen=True, defer_build=True):
     and what it has read counts; no other begins. The verdict names them. The cheap ones come
     first. All run to the end unless set."""
     most_texts: int | None = Field(default=None, ge=20, title="Texts")
-    """Texts that are read at most, drawn at random; intervals get wider. All unless set, but 60 of
-    a vocabulary over 32,768 tokens: time grows with texts times vocabulary times width."""
+    """Texts that are read at most, drawn at random; intervals get wider. All unless set, but 60 (or
+    least-texts) of a vocabulary over 32,768 tokens: time grows with texts times vocabulary times
+    width."""
     dtype: Literal["float32", "float16", "bfloat16"] = Field(default="float32", title="Attack")
     """Type of the numbers of rows as they are sent; attackers get them as they arrive."""
     seed: int = Field(default=0, ge=0, title="Attack")

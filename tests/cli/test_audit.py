@@ -375,7 +375,10 @@ def test_reports_are_compared_and_kept(
 
 
 def test_of_a_large_vocabulary_a_sample_is_read_and_the_verdict_says_so(
-    texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(command, "LARGE_TABLE", 1000)
     monkeypatch.setattr(command, "_SAMPLE", 25)
@@ -387,6 +390,10 @@ def test_of_a_large_vocabulary_a_sample_is_read_and_the_verdict_says_so(
     assert audit(texts, *FAST, "--most-texts", "40", "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["texts"], found["of_texts"]) == (40, 40)
+    gate = tmp_path / "gate.yaml"
+    gate.write_text("least-texts: 30", encoding="utf-8")
+    assert audit(texts, *FAST, "--thresholds", str(gate)) == 0
+    assert capsys.readouterr().out.startswith("30 of 40 texts were read")
 
 
 def test_what_was_found_is_told_where_it_is_interrupted(
