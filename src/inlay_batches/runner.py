@@ -386,14 +386,20 @@ class BatchRunner:
         if self._done:
             asyncio.get_running_loop().call_later(self._pace.piece_seconds, self._due.set)
         self._changed.set()
-        record = self._held.record
-        # Of the whole matrix, blank lines and all; the rest is kept already.
-        more = 4 * record.rows * record.width - sum(piece.size for piece in record.matrix)
-        if self._stop is None and not await self._patient(lambda: self._work.has_room(more)):
+        if not await self._patient(self._has_room):
             await self._patient(
                 lambda: self._held.change(lambda found: replace(found, stop="storage_full"))
             )
             self._halt("storage_full")
+
+    async def _has_room(self) -> bool:
+        """Return True if there is room for more, or none is needed: then nobody waits for any."""
+        record = self._held.record
+        # Of the whole matrix, blank lines and all; the rest is kept already.
+        more = 4 * record.rows * record.width - sum(piece.size for piece in record.matrix)
+        if self._stop is not None or (self._all_done and not self._done and not more):
+            return True
+        return await self._work.has_room(more)
 
     def _new_name(self, output: str) -> str:
         return f"{new_name('lines')}-{self._held.record.lease.epoch}-{output}"

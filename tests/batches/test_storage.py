@@ -17,9 +17,10 @@ from inlay.store.shared import Storage
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.prompts import NatsPrompts
 from inlay.transport.nats.subjects import FILES
+from inlay_batches import runner
 from inlay_batches.files import Files
 from inlay_batches.records import BatchRecord, FileRecord, encode
-from tests.batches.fakes import Mortal
+from tests.batches.fakes import Echo, Mortal
 from tests.batches.test_runner import Place, check_whole, lines
 from tests.transport.nats_server import NatsServer
 
@@ -197,3 +198,31 @@ async def test_a_full_memory_and_a_foreign_directory_are_refused(tmp_path: Path)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InvalidRequestError, match="cannot be used"):
         DirectoryStorage(tmp_path / "file", "--batch-store")
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_batch_that_needs_no_more_room_does_not_wait_for_any(
+    is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    class Full(Echo):
+        async def has_room(self, num_bytes: int) -> bool:
+            asked.set()
+            raise OverloadedError("what all keep is at its limit")
+
+    monkeypatch.setattr(runner, "_RETRY_SECONDS", 0.01)
+    place = Place(MemoryStorage(1 << 24))
+    # Two pieces at least: behind the first of them there are lines that need room.
+    await place.create(lines(8 if is_cancelled else 1))
+    async with asyncio.timeout(60), place.owned("one", work=Full) as (batch, _):
+        running = asyncio.create_task(batch.run())
+        if is_cancelled:
+            await asked.wait()
+            await place.cancel()
+            batch.look()
+        await running
+    record = await place.record()
+    output, error = await place.outputs()
+    assert record.status == ("cancelled" if is_cancelled else "completed")
+    assert len(output) + len(error) == record.total
