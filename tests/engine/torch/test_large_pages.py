@@ -2,6 +2,7 @@
 
 import errno
 import mmap
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def test_a_kernel_that_is_built_without_huge_pages_gives_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Plain(mmap.mmap):
-        def madvise(self, *_: int) -> None:
+        def madvise(self, *_: Any) -> None:
             raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(mmap, "mmap", Plain)

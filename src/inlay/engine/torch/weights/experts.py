@@ -51,7 +51,7 @@ class BlockExperts(nn.Module):
         """Take the place of transformers' module `own`, whose gate this is."""
         super().__init__()
         self._gated: Callable[[Tensor], Tensor] = own._apply_gate
-        usual = self._gated.__name__ == "_default_apply_gate"
+        usual = own._apply_gate.__name__ == "_default_apply_gate"
         if usual and isinstance(own.act_fn, nn.SiLU | SiLUActivation):
             # torch's gives parts of a row other bits where threads divide a row.
             self._gated = kernels.silu_and_multiply
