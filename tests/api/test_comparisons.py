@@ -112,16 +112,22 @@ def test_a_document_has_the_same_score_alone_and_among_others(pairs: bool) -> No
     assert together == alone
 
 
+def peak(comparison: Comparison) -> int:
+    """Return the bytes of memory that a comparison takes at most."""
+    tracemalloc.start()
+    comparison.scores()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return most
+
+
 @pytest.mark.parametrize("pairs", [False, True])
 def test_a_long_document_takes_no_more_memory_than_is_reserved(pairs: bool) -> None:
     documents = [vectors(20_000), vectors(3)]
     queries = [vectors(2_000, seed=1)] * (len(documents) if pairs else 1)
     comparison = Comparison(queries, documents, "tokens")
-    tracemalloc.start()
-    comparison.scores()
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < comparison.num_bytes + 16_384
+    # Threads of other tests' servers may take some memory at the same time: the least of three.
+    assert min(peak(comparison) for _ in range(3)) < comparison.num_bytes + 16_384
     assert comparison.num_bytes < 2_000_000
 
 

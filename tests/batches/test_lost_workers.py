@@ -128,12 +128,15 @@ async def test_lines_wait_for_a_worker_that_is_away(monkeypatch: pytest.MonkeyPa
     data = b"".join(line(f"a{number}", "/v1/completions", COMPLETION) for number in range(8))
     async with served(workers) as url:
         client = client_of(url)
-        os.kill(workers.pids[0], signal.SIGKILL)
-        asked = 0
+        begun = asked = 0
         ask = answering.ServerWork._ask
 
         async def counted(work: Any, *given: Any) -> Any:
-            nonlocal asked
+            nonlocal begun, asked
+            if not begun:
+                # Not before: a batch is not looked at while no worker is there.
+                os.kill(workers.pids[0], signal.SIGKILL)
+            begun += 1
             found = await ask(work, *given)
             asked += 1
             if asked == 8 * (answering.TRIES + 2):

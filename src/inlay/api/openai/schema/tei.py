@@ -13,7 +13,7 @@ Direction: TypeAlias = Literal["Left", "Right", "left", "right"]
 
 Truncate: TypeAlias = Annotated[
     bool | None,
-    field("cut what is longer than the model reads; when absent the server's default.", True),
+    field("cut what is longer than the model reads; when absent the server's default."),
 ]
 Side: TypeAlias = Annotated[
     Direction | None, field('side that is cut; "Right" when absent.', "Left")
