@@ -18,7 +18,7 @@ from blake3 import blake3
 _FORM, _FORM_OF_VECTORS = 1, "vectors 1"
 """Change with the prompts and with the form of the record."""
 
-KEPT = 32
+KEPT = 64
 """Most likely ids that are kept at each position: more than an engine names."""
 
 BOUND = 3.0

@@ -26,15 +26,12 @@ from inlay.engine.torch.self_check.reference import (
     as_published,
     computed_by,
     relative,
-    sampled,
+    sampled_ids,
 )
 from inlay.messages.prompt import Prompt, Tokens
 
 _PAIR, SECOND = "pair", 9
 """Kind of a prompt of two texts, and where the second begins."""
-
-_NUM_COMPARED = 2560
-"""Numbers of states, of all positions together."""
 
 _NUM_SCORED = 8
 """Pairs of models that score: a pair has few logits, whose rounding has to even out."""
@@ -114,8 +111,7 @@ def vector_reference(
     prompts = _prompts(config, directory, family, max_model_len, scores=scores, draw=draw)
     window = WINDOW if narrowed(config) else None
     found = _own_pass(model, base, family, first, prompts, window, scores=scores)
-    positions, width = found.states.shape[1:]
-    channels = sampled(width, _NUM_COMPARED // positions).to(found.states.device)
+    channels = sampled_ids(found.states.shape[-1]).to(found.states.device)
     chosen = found.states[..., channels]
     scale = _scale(chosen[0])
     noise = torch.stack([_distance(free, chosen[0], scale) for free in chosen[1:]]).amax(0)

@@ -24,7 +24,7 @@ from inlay.engine.torch.self_check.reference import Reference, Scores
 
 _logger = logging.getLogger(__name__)
 
-_FORM = 6
+_FORM = 5
 """Changes with the prompts, with what is compared and with the form of the file."""
 
 
@@ -34,8 +34,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         by: as in `Reference`.
         prompts: likewise.
-        shared: int32 [S], ids that are compared at every position, as bytes.
-        ids: int32 [P, M - S], the others.
+        ids: int32 [P, M], as bytes.
         logits: float32 [P, M].
         noise: float32 [P].
         routed: as in `Reference`.
@@ -48,7 +47,6 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
     by: str
     prompts: tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
-    shared: bytes
     ids: bytes
     logits: bytes
     noise: bytes
@@ -64,13 +62,10 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         cls, reference: Reference, compared_by: str, num_modules: int, left_out: tuple[str, ...]
     ) -> "Fingerprint":
         """Keep what `reference` found."""
-        ids = reference.ids.int()
-        shared = int((ids == ids[:1]).all(0).cumprod(0).sum())
         return cls(
             by=reference.by,
             prompts=tuple((*prompt,) for prompt in reference.prompts),
-            shared=_bytes(ids[0, :shared]),
-            ids=_bytes(ids[:, shared:]),
+            ids=_bytes(reference.ids.int()),
             logits=_bytes(reference.logits),
             noise=_bytes(reference.noise),
             routed=reference.routed,
@@ -98,14 +93,12 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         if not prompts:
             raise ValueError("its parts do not go together: it has no prompts")
         positions = COUNT * len(prompts)
-        shared, own = (_array(part, np.int32) for part in (self.shared, self.ids))
-        common = np.broadcast_to(shared, (positions, len(shared)))
-        ids = np.concatenate([common, own.reshape(positions, len(own) // positions)], axis=1)
+        ids = _array(self.ids, np.int32).reshape(positions, -1)
         logits, noise = (_array(part, np.float32) for part in (self.logits, self.noise))
         tokens = [token for prompt in prompts for token in (*prompt.ids, *prompt.others)]
         if (
             any(len(prompt.ids) != COUNT or len(prompt.positions) != COUNT for prompt in prompts)
-            or not 0 < ids.size == logits.size
+            or logits.size != ids.size
             or len(noise) != positions
             or not all(np.isfinite(part).all() for part in (logits, noise))
         ):

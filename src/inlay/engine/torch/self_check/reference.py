@@ -40,7 +40,7 @@ Half a unit in the last place; in float32, whose sums round more than their resu
 _HEAD = "lm_head"
 """Name of the head in every causal language model that is served."""
 
-_SAMPLED, TOP = 20, 20
+_SAMPLED, TOP = 512, 20
 """Logits that are compared: some of the same ids everywhere, and the largest at each position."""
 
 
@@ -51,9 +51,10 @@ def relative(found: Tensor, expected: Tensor, size: Tensor) -> Tensor:
     return ratio
 
 
-def sampled(total: int, count: int) -> Tensor:
-    """Return `count` of the numbers below `total`, or all: those compared at every position."""
-    return torch.randperm(total, generator=torch.Generator().manual_seed(4))[:count]
+def sampled_ids(vocab_size: int) -> Tensor:
+    """Return the ids whose logits are compared at every position."""
+    generator = torch.Generator().manual_seed(4)
+    return torch.randperm(vocab_size, generator=generator)[:_SAMPLED]
 
 
 def centred(logits: Tensor) -> Tensor:
@@ -159,7 +160,7 @@ class Reference:
             with capture.hooked():
                 hidden = _hidden(model, prompts, axes, capture.variants)
             first, *free = (_head(model, part) for part in hidden[:VARIANTS])
-            common = sampled(vocab_size, _SAMPLED).to(first.device).expand(len(first), -1)
+            common = sampled_ids(vocab_size).to(first.device).expand(len(first), -1)
             ids = torch.cat([common, first.topk(min(TOP, vocab_size)).indices], -1)
             logits = centred(first.gather(1, ids))
             moved = [relative(centred(own.gather(1, ids)), logits, logits) for own in free]

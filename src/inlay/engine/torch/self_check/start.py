@@ -23,9 +23,8 @@ _logger = logging.getLogger(__name__)
 DRAWS = 3
 """Comparisons, each with other prompts, that a model must fail to be wrong.
 
-Rounding may move one position far, where two keys or two experts are alike or its value is what is
-left of one loud channel, and all that attend to it: of right models one start in some hundred, with
-experts one in ten. A fault shows in each.
+Rounding may move one position far, where two keys or two experts are alike, and all that attend to
+it: of right models one start in some hundred, with experts one in ten. A fault shows in each.
 """
 
 Checked = TypeVar("Checked", bound="HasCheck")
