@@ -1,13 +1,16 @@
 """Transcriptions and translations, with the real client of OpenAI and models of sound."""
 
+import asyncio
 import base64
 import io
 import json
 import os
 import shutil
 import signal
+import threading
+import time
 import wave
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -23,6 +26,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.api.openai.transcriptions import route
+from inlay.base.pace import check_wanted
+from inlay.media import unpacking
 from inlay.media.sounds import quiet_cuts
 from inlay.media.unpacking import unpacked
 from inlay.messages.prompt import Buffer
@@ -105,6 +110,38 @@ def test_every_format_is_what_the_client_takes(client: openai.OpenAI) -> None:
             model="tiny", file=("a.wav", sound_file()), extra_body={"max_completion_tokens": "6"}
         )
     assert english.text
+
+
+@pytest.mark.parametrize("route", ["transcriptions", "completions"])
+async def test_a_client_that_leaves_ends_the_decoding(
+    hearing_url: str, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def endless(data: Buffer, hold: Callable[[int], None]) -> Buffer:
+        began.set()
+        try:
+            while True:
+                check_wanted()
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(unpacking, "unpacked", endless)
+    data = recorded(*KINDS["Ogg Vorbis"][:3])
+    sound = {"data": base64.b64encode(data).decode(), "format": "ogg"}
+    said = [{"role": "user", "content": [{"type": "input_audio", "input_audio": sound}]}]
+    async with httpx.AsyncClient(base_url=hearing_url + "/v1", timeout=60) as client:
+        if route == "completions":
+            asked = client.post("/chat/completions", json={"model": "tiny", "messages": said})
+        else:
+            asked = client.post(
+                "/audio/transcriptions", data={"model": "tiny"}, files={"file": ("a.ogg", data)}
+            )
+        asking = asyncio.create_task(asked)
+        assert await asyncio.to_thread(began.wait, 60)
+        asking.cancel()
+        assert await asyncio.to_thread(ended.wait, 60)
 
 
 @pytest.mark.parametrize("name", ["WebM Opus", "M4A AAC", "Ogg Vorbis"])

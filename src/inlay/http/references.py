@@ -10,6 +10,7 @@ from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.http.bodies.embeds import Embeddings, TensorSource, check_source
 from inlay.http.bodies.media import MediaItems, MediaSource, fetched, is_own, spec_for
 from inlay.http.parsed_request import ParsedRequest
+from inlay.http.request_scope import RequestScope
 from inlay.http.server import OFFLOAD_BYTES, Call, Server
 from inlay.media.audio import container_of
 from inlay.media.video import Encode
@@ -119,13 +120,17 @@ async def _unpack(
 
 
 async def unpacked_sound(call: Call, data: Buffer) -> Buffer:
-    """Return a sound as `media.unpacking.unpacked` makes it, without work on the event loop."""
+    """Return a sound as `media.unpacking.unpacked` makes it, without work on the event loop.
+
+    Ends when its client has left.
+    """
     if container_of(data.view) is None:
         return data
     from inlay.media.unpacking import unpacked
 
     size = max(OFFLOAD_BYTES, len(data))
-    return await call.server.run_prepared(size, unpacked, data, call.reservation.grow)
+    async with RequestScope(call.server.inflight, call.receive):
+        return await call.server.run_prepared(size, unpacked, data, call.reservation.grow)
 
 
 def _no_times(_: str) -> Sequence[int]:

@@ -32,7 +32,8 @@ MEMORY_BYTES = 64 << 20
 
 _DEMUXERS = {"Ogg": "ogg", "WebM": "matroska", "MP4": "mov", "AAC": "aac"}
 _HEAD = struct.Struct("<IBBI")
-_MAX_BLOCK = 16 << 20
+_MAX_BLOCK = 4 << 20
+"""Bytes of samples that come at once; the largest frames, of FLAC, are of 2 MB."""
 _PLANAR = 8
 _SAMPLES = (
     (np.dtype("u1"), 128.0, 128.0), (np.dtype("<i2"), 0.0, 32768.0),
