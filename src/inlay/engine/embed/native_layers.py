@@ -462,7 +462,8 @@ def _shape(base: Any) -> LayerSizes | None:
     hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
     size = hidden // heads
     if (
-        config.hidden_act != "gelu"
+        not len(base.encoder.layer)
+        or config.hidden_act != "gelu"
         or hidden % 32
         or inner % 32
         or max(hidden, inner) > MOST_INPUTS
