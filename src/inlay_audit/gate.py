@@ -46,6 +46,8 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="keba
         if texts < self.least_texts:
             said.append(f"{texts} texts were read, least-texts is {self.least_texts}")
         for each in found:
+            if self.fail_above and each.untried:
+                said.append(f"{each.transform}: no attacker read a row in time (--budget)")
             ran = {read.attacker for read in each.reads if read.texts == each.texts}
             missing = [
                 name for name in self.attackers_required if name not in ran | set(each.left_out)

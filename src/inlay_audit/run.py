@@ -113,6 +113,11 @@ class Audited:
     unanswered: str | None
     samples: tuple[Sample, ...]
 
+    @property
+    def untried(self) -> bool:
+        """True if the time was over before any attacker had read a row."""
+        return bool(self.not_run) and all(read.knows == "nothing" for read in self.reads)
+
 
 class _Tried(NamedTuple):
     """An attacker's guesses by prompt, and their counts, prompts in order."""

@@ -20,7 +20,7 @@ class Verdict:
     Attributes:
         transform: its name.
         word: READ by an attacker without pairs, READ WITH PAIRS, PARTLY, or NOT READ BY THESE,
-            which says nothing about attackers that were not tried.
+            which says nothing about attackers that were not tried; NOT TRIED if none was in time.
         metric: that decided it.
         share: of it, with its limits `low` and `high`.
         low: lower limit.
@@ -91,6 +91,8 @@ def verdict(each: Audited) -> Verdict:
         word = (
             "READ WITH PAIRS" if most > READ else "PARTLY" if high > PARTLY else "NOT READ BY THESE"
         )
+    if each.untried:
+        word = "NOT TRIED"
     worst = (each.worst_unpaired if word == "READ" else each.worst)[metric]
     (read,) = (read for read in each.reads if read.attacker == worst.attacker)
     return Verdict(

@@ -4,6 +4,7 @@ import itertools
 import re
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -430,6 +431,21 @@ def test_a_gate_fails_what_passes_a_bound_and_says_what_cannot_be_judged(tmp_pat
         "none: gram did not run to the end",
         "none: answers were not compared (--answers, --url)",
     ]
+
+
+def test_where_no_attacker_read_a_row_in_time_nothing_passes() -> None:
+    found = audited("noise:100", "nearest")
+    prior = tuple(read for read in found.reads if read.attacker == "prior")
+    untried = replace(found, reads=prior, not_run=("nearest",), worst=found.worst_unpaired)
+    of_prior = {
+        metric: replace(worst, attacker="prior") for metric, worst in untried.worst_unpaired.items()
+    }
+    untried = replace(untried, worst=of_prior, worst_unpaired=of_prior)
+    assert verdict(found).word != "NOT TRIED"
+    assert verdict(untried).word == "NOT TRIED"
+    gate = Gate.of(["tokens=1"], None)
+    assert gate.unjudged([found], 60) == []
+    assert gate.unjudged([untried], 60) == ["noise:100: no attacker read a row in time (--budget)"]
 
 
 @pytest.mark.parametrize(
