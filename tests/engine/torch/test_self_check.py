@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import inlay
 from inlay.base.errors import EngineError
 from inlay.engine import references
 from inlay.engine.embed import encoder
@@ -25,7 +26,7 @@ from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Projection
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
-from inlay.engine.torch.self_check import judgement, reference, start
+from inlay.engine.torch.self_check import fingerprint, judgement, reference, start
 from inlay.engine.torch.self_check.fingerprint import Fingerprint
 from inlay.engine.torch.self_check.judgement import BOUND, Judgement, judge, mean_ratio
 from inlay.engine.torch.self_check.prompts import (
@@ -420,3 +421,18 @@ def test_layers_are_compared_one_after_another_and_none_is_kept(
     monkeypatch.setattr(judgement, "relative", relative)
     layers = len(load(mode="full").decoder_layers)
     assert len(seen) >= 2 * layers
+
+
+def test_a_change_anywhere_in_the_engine_asks_for_a_new_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in rooms within rooms, as of the check itself and of quantised weights."""
+    rooms = ("torch/weights/quantised", "torch/self_check", "torch", "embed")
+    for room in rooms:
+        (tmp_path / "engine" / room).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(inlay, "__file__", str(tmp_path / "__init__.py"))
+    found = set()
+    for number, room in enumerate(rooms):
+        (tmp_path / "engine" / room / "a.py").write_text(f"a = {number}", encoding="utf-8")
+        found.add(fingerprint._sources())
+    assert len(found) == len(rooms)

@@ -155,8 +155,8 @@ def _sources() -> str:
     """Return a digest of the sources of the engine: a release is not all that may change them."""
     root = Path(inlay.__file__).parent / "engine"
     found = blake3()
-    for part in ("torch", "torch/native", "torch/weights", "torch/attention", "embed"):
-        for file in sorted((root / part).iterdir()):
+    for part in ("torch", "embed"):
+        for file in sorted((root / part).rglob("*")):
             if file.suffix in (".py", ".cpp", ".h"):
                 found.update(file.read_bytes())
     return found.digest(16).hex()
