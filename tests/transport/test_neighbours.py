@@ -444,10 +444,8 @@ def sockets_and_memories() -> set[tuple[int, int]]:
     found = set()
     for number in open_descriptors():
         with suppress(OSError):  # the listing's own, and what another thread closes meanwhile
-            about = os.fstat(number)
-            if stat.S_ISSOCK(about.st_mode) or os.readlink(f"/proc/self/fd/{number}").startswith(
-                "/memfd:"
-            ):
+            about, link = os.fstat(number), Path(f"/proc/self/fd/{number}").readlink()
+            if stat.S_ISSOCK(about.st_mode) or str(link).startswith("/memfd:"):
                 found.add((about.st_dev, about.st_ino))
     return found
 
