@@ -158,7 +158,8 @@ class BatchOptions(BaseModel, frozen=True, defer_build=True):
     """Maximum number of sequences in one step."""
     max_num_batched_tokens: int = Field(default=2048, ge=16)
     """Maximum number of positions computed in one step; longer prompts are chunked. Unless set, the
-    torch engine on a CPU takes 512, and more only for what must not be split."""
+    torch engine on a CPU takes 64 to 512, the fewer the larger the model, and more only for what
+    must not be split."""
 
 
 class CacheOptions(BaseModel, frozen=True, defer_build=True):

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.base.errors import ContextLengthError, InvalidRequestError
+from inlay.engine.torch.loading import usual_positions
 from inlay.engine.torch.scheduler import MAX_STARVED_STEPS
 from inlay.engine.torch.sequence import Sequence
 from inlay.messages.prompt import Tokens
@@ -53,6 +54,13 @@ def test_a_newcomer_waits_for_no_more_than_the_usual_positions_of_a_step() -> No
     plan = simulation.step()
     assert sum(chunk.count for chunk in plan.chunks) == 64 + 4
     assert [chunk.count for chunk in plan.chunks if chunk.samples] == [5]
+
+
+def test_a_larger_model_computes_fewer_positions_of_prompts_in_a_step() -> None:
+    qwen, gemma, demo = (28, 1536), (18, 640), (4, 128)
+    assert [usual_positions(*shape, 1) for shape in (qwen, gemma, demo)] == [64, 256, 512]
+    assert [usual_positions(*qwen, threads) for threads in (2, 4, 8, 64)] == [64, 128, 256, 512]
+    assert usual_positions(0, 64, 1) == 512
 
 
 def test_what_must_not_be_split_is_computed_in_a_larger_step() -> None:

@@ -49,8 +49,22 @@ from inlay.messages.request import Task
 
 _logger = logging.getLogger(__name__)
 
-_CPU_POSITIONS = 512
-"""Positions of prompts in a step on a CPU: more are no faster, and keep newcomers waiting."""
+_LEAST_POSITIONS, _MOST_POSITIONS = 64, 512
+"""Positions of prompts in a step on a CPU: fewer read all weights too often, more are no faster."""
+
+_STEP_WEIGHTS = 1 << 35
+"""Weights times positions of a step that take a thread about 0.4 s."""
+
+
+def usual_positions(layers: int, hidden_size: int, threads: int) -> int:
+    """Return the positions of prompts in a step on a CPU, which whoever comes meanwhile waits for.
+
+    A power of two, by the model's size alone: steps that were cut by the clock would round
+    otherwise from one run to the next. A layer has about 12 `hidden_size` squared weights
+    (arXiv 2001.08361, 2.1).
+    """
+    fit = max(1, _STEP_WEIGHTS * threads // (12 * max(layers, 1) * hidden_size**2))
+    return min(max(1 << fit.bit_length() - 1, _LEAST_POSITIONS), _MOST_POSITIONS)
 
 
 def core_of(
@@ -105,7 +119,7 @@ def core_of(
         num_pages=num_blocks,
         usual_positions=None
         if on_gpu or "max_num_batched_tokens" in settings.batch.model_fields_set
-        else _CPU_POSITIONS,
+        else usual_positions(len(model.layers), model.hidden_size, torch.get_num_threads()),
     )
     core = Core(
         model,
