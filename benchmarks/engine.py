@@ -45,7 +45,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
-from inlay.engine.torch.loading import draft_source_of, speculator_of
+from inlay.engine.torch.loading import draft_source_of, speculator_of, usual_positions
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.messages.digest import Secret
@@ -167,6 +167,10 @@ class Ours:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=2048,
             max_model_len=4608,
+            # As it is served.
+            usual_positions=usual_positions(
+                len(self.model.layers), self.model.hidden_size, threads
+            ),
         )
         source = None if speculation is None else draft_source_of(settings, speculation, self.model)
         self.core = Core(
