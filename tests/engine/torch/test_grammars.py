@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -469,6 +470,23 @@ async def test_an_output_that_does_not_match_cannot_be_resumed(directory: Path) 
         assert np.unpackbits(mask.view(np.uint8)).sum() >= 1
         with pytest.raises(InvalidRequestError):
             await asyncio.wrap_future(made.start(Grammar("regex", "ab"), (), (20, 21, 22)).state)
+    finally:
+        made.close()
+
+
+async def test_a_refusal_that_is_kept_holds_nothing_of_whom_it_refused(directory: Path) -> None:
+    made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
+
+    def frames() -> int:
+        """Of the error's traceback, once it has been given to a request."""
+        state = made.start(Grammar("regex", "("), (), ()).state
+        error = state.exception(60)
+        assert isinstance(error, InvalidRequestError)
+        return len(list(walk_tb(error.__traceback__)))
+
+    try:
+        first = await asyncio.to_thread(frames)
+        assert {await asyncio.to_thread(frames) for _ in range(5)} == {first}
     finally:
         made.close()
 

@@ -154,6 +154,10 @@ class Grammars:
     ) -> None:
         if not waiting.state.set_running_or_notify_cancel():
             return
+        if (refused := waiting.job.done.exception()) is not None:
+            # Not raised: kept, it would hold the frames of every request that it refused.
+            waiting.state.set_exception(refused)
+            return
         try:
             size = self._tokenizer.result().vocab_size
             known = tuple(id_ for id_ in stop_token_ids if id_ < size)
