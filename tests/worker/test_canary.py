@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.lora import AdaptedLinear
 from inlay.engine.torch.native import kernels
 from inlay.http.metrics.engine_health import health_of
-from inlay.messages.card import CanaryResult, Exactness, ModelCard, SelfCheck, Stats
+from inlay.messages.card import Adapter, CanaryResult, Exactness, ModelCard, SelfCheck, Stats
 from inlay.messages.commands import LoadAdapter
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Prompt, Tokens
 from inlay.messages.request import Emit, Output, Request, Sampling, TokenLogprobs
 from inlay.worker.adapters import AdapterRegistry
-from inlay.worker.canary import LAST, CanaryAnswer, bound_of, distance
+from inlay.worker.canary import LAST, Canary, CanaryAnswer, bound_of, distance
 from inlay.worker.host import EngineHost
 from tests.adapters import make_lora
 from tests.live import fleet
@@ -234,6 +235,37 @@ async def test_adapters_take_turns_and_one_that_is_damaged_is_named(tmp_path: Pa
         assert card.canary is not None
         assert card.canary.adapter == "b"
         assert "the worker's own request of the adapter b differs" in card.canary.reason
+
+
+async def test_an_adapter_that_was_wrong_and_then_gives_no_answer_stays_accused() -> None:
+    engine = Changing()
+    await engine.start()
+    script = chain([0.0, -3.0, None, None, -3.0], repeat(0.0))
+
+    def submit(request: Request, emit: Emit) -> None:
+        engine.logprob = 0.0
+        if request.adapter is None:
+            engine.submit(request, emit)
+        elif (logprob := next(script)) is None:
+            emit(Output(request.id, request.attempt, 0, finish_reason="abort"))
+        else:
+            engine.logprob = logprob
+            engine.submit(request, emit)
+
+    told: asyncio.Queue[CanaryResult | None] = asyncio.Queue()
+    canary = Canary(
+        engine, submit, engine.abort, lambda: [Adapter(name="a", content_id="1", path="")],
+        interval=0.01, invariant=False, tell=lambda: told.put_nowait(canary.last),
+    )  # fmt: skip
+    task = asyncio.create_task(canary.run())
+    async with asyncio.timeout(60):
+        found = [await told.get() for _ in range(4)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await engine.close()
+    assert [(each.in_a_row, each.adapter) for each in found if each] == [
+        (0, ""), (1, "a"), (2, "a"), (0, ""),
+    ]  # fmt: skip
 
 
 def test_a_worker_asks_itself_after_it_wakes_and_after_adapters_come_and_go(
