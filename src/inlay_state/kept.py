@@ -55,6 +55,10 @@ class Kept:
         self._clock = clock
         self._used: Counter[str] = Counter()
         self._all = 0
+        self._unnamed: dict[str, tuple[str, int, bool]] = {}
+        """By name, pieces that no sweep has seen in a record: owner, size, and if it is written."""
+        self._grown: Counter[str] = Counter()
+        """Bytes of records since the last sweep began to list them."""
 
     def now(self) -> float:
         """Return the Unix time."""
@@ -94,6 +98,10 @@ class Kept:
         self._used[owner] += more
         self._all += more
 
+    def _count_record(self, owner: str, more: int) -> None:
+        self._count(owner, more)
+        self._grown[owner] += max(more, 0)
+
     async def write(
         self,
         owner: str,
@@ -121,14 +129,21 @@ class Kept:
         # Counted before it is there: others that are checked meanwhile have no room for theirs.
         self._count(owner, len(data))
         name = new_name(kind)
+        parts = {
+            f"{name}-{number}": memoryview(data)[start : start + PIECE_BYTES]
+            for number, start in enumerate(range(0, len(data), PIECE_BYTES))
+        }
+        self._unnamed.update((name, (owner, len(part), False)) for name, part in parts.items())
         try:
             async with self.contents.whole() as pieces:
-                for start in range(0, len(data), PIECE_BYTES):
-                    piece = bytes(memoryview(data)[start : start + PIECE_BYTES])
-                    pieces.append(await self.contents.write(f"{name}-{len(pieces)}", piece))
+                for name, part in parts.items():
+                    pieces.append(await self.contents.write(name, bytes(part)))
         except BaseException:
             self._count(owner, -len(data))
+            for name in parts:
+                self._unnamed.pop(name, None)
             raise
+        self._unnamed.update((name, (owner, len(part), True)) for name, part in parts.items())
         return tuple(pieces)
 
     async def read(self, pieces: Sequence[Piece]) -> bytes:
@@ -184,7 +199,7 @@ class Kept:
         body = encode(record)
         if not await self.storage.swap(f"{owner}.{record.id}", body, 0):
             raise OverloadedError("it could not be kept; send it again", retry_after=1)
-        self._count(owner, len(body))
+        self._count_record(owner, len(body))
 
     async def change(self, owner: str, id_: str, kind: type[R], change: Callable[[R], R]) -> R:
         """Change a record, on top of what others change; return it. Raises as `get`."""
@@ -197,7 +212,7 @@ class Kept:
                 return found
             body = encode(changed)
             if await self.storage.swap(f"{owner}.{id_}", body, revision):
-                self._count(owner, len(body) - len(encode(found)))
+                self._count_record(owner, len(body) - len(encode(found)))
                 return changed
         raise OverloadedError("others change it all the time; try again", retry_after=1)
 
@@ -216,6 +231,8 @@ class Kept:
     async def erase(self, owner: str, pieces: Sequence[Piece]) -> None:
         """Remove contents. Raises `OverloadedError`."""
         self._count(owner, -sum(piece.size for piece in pieces))
+        for piece in pieces:
+            self._unnamed.pop(piece.name, None)
         await self.contents.erase(pieces)
 
     async def sweep(self, orphan_seconds: float) -> list[tuple[str, str]]:
@@ -224,18 +241,20 @@ class Kept:
         Returns:
             (owner, id) of the background responses that have not ended.
         """
+        written = {name for name, (_, _, there) in self._unnamed.items() if there}
         contents = await self.storage.contents()
         now = self._clock()
         used: Counter[str] = Counter()
         named: set[str] = set()
         waiting: list[tuple[str, str]] = []
+        expired: list[tuple[str, int, Record]] = []
+        self._grown.clear()
         for key, revision, kept in await self.storage.list():
             record = decode(key, kept)
             if record is None:
                 continue
             if now >= record.expires_at:
-                if await self.storage.drop(key, revision):
-                    await self.contents.erase(list(record.pieces))
+                expired.append((key, revision, record))
                 continue
             owner = key.partition(".")[0]
             used[owner] += len(kept)
@@ -244,7 +263,21 @@ class Kept:
                 used[owner] += piece.size
             if isinstance(record, ResponseRecord) and not record.ended:
                 waiting.append((owner, record.id))
+        # What is being written is in no record yet, and records came while they were listed: those
+        # may count twice until the next sweep, but are not missed.
+        used += self._grown
+        gone = written - contents
+        self._unnamed = {
+            name: each
+            for name, each in self._unnamed.items()
+            if name not in named and name not in gone and age_of(name, now) <= orphan_seconds
+        }
+        for owner, size, _ in self._unnamed.values():
+            used[owner] += size
         self._used, self._all = used, used.total()
+        for key, revision, record in expired:
+            if await self.storage.drop(key, revision):
+                await self.contents.erase(list(record.pieces))
         for name in contents - named:
             if age_of(name, now) > orphan_seconds:
                 await self.storage.erase(name)

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from msgspec.structs import replace
 
 from inlay.base.errors import InvalidRequestError, OverloadedError, RateLimitedError
 from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits, RequestMemory, Reservation
@@ -171,6 +173,61 @@ def test_a_sweep_counts_records_as_they_were_counted_before() -> None:
         kept.check_room("owner", 1000)
 
     asyncio.run(main())
+
+
+def test_a_sweep_keeps_the_count_of_what_is_under_way() -> None:
+    async def main() -> None:
+        record = ConversationRecord(
+            id="conv_a", created_at=0, expires_at=2**40, metadata={"a": "x" * 400}
+        )
+
+        class Listing(Interrupted):
+            """Storage where a record comes while records are listed."""
+
+            on_list: Callable[[], Awaitable[object]] | None = None
+
+            async def list(self, under: str = "*") -> "list[tuple[str, int, bytes]]":
+                found, act, self.on_list = await super().list(under), self.on_list, None
+                if act is not None:
+                    await act()
+                return found
+
+        storage = Listing(MIB)
+        kept = Kept(storage, Contents(storage), max_bytes=MIB, owner_bytes=1000, ttl=60)
+
+        def left() -> int:
+            return next(size for size in range(1000, -1, -1) if not _refused(kept, "owner", size))
+
+        # While it is written, and while no record names it yet.
+        storage.on_write = lambda: kept.sweep(3600)
+        pieces = await kept.write("owner", "output", b"x" * 600)
+        assert left() == 400
+        await kept.sweep(3600)
+        assert left() == 400
+        # Named by a record, it counts once; erased, or gone by another frontend, not at all.
+        named = replace(record, items=pieces, metadata={})
+        await kept.add("owner", named)
+        await kept.sweep(3600)
+        assert left() == 400 - len(encode(named))
+        await kept.drop("owner", record.id, ConversationRecord)
+        assert left() == 1000
+        pieces = await kept.write("owner", "output", b"x" * 600)
+        await Contents(storage).erase(pieces)
+        await kept.sweep(3600)
+        assert left() == 1000
+        storage.on_list = lambda: kept.add("owner", record)
+        await kept.sweep(3600)
+        assert left() == 1000 - len(encode(record))
+
+    asyncio.run(main())
+
+
+def _refused(kept: Kept, owner: str, size: int) -> bool:
+    try:
+        kept.check_room(owner, size)
+    except RateLimitedError:
+        return True
+    return False
 
 
 def test_background_responses_are_one_client_with_the_limits_of_their_key(
