@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
 from blake3 import blake3
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -133,18 +134,38 @@ class Batches:
             RateLimitedError: the owner has too many.
             OverloadedError: the storage does not answer.
         """
-        others = await self.files.all_of(owner)
-        active = sum(isinstance(each, BatchRecord) and not each.ended for each in others)
+        await self._check_active(owner, record.id)
+        if not await self.files.storage.swap(f"{owner}.{record.id}", encode(record), 0):
+            raise OverloadedError("the batch could not be kept; send it again", retry_after=1)
+        # Another frontend may have counted the same: whoever looks last sees what both began.
+        try:
+            await self._check_active(owner, record.id)
+        except (RateLimitedError, OverloadedError):
+            with suppress(OverloadedError):
+                await self._withdraw(owner, record.id)
+            raise
+        self._wake.set()
+        return record
+
+    async def _check_active(self, owner: str, id_: str) -> None:
+        """Check that an owner may have the batch `id_` besides its others."""
+        active = sum(
+            isinstance(each, BatchRecord) and not each.ended and each.id != id_
+            for each in await self.files.all_of(owner)
+        )
         if active >= self.settings.max_batches_per_tenant:
             raise RateLimitedError(
                 f"you have {active} batches under way, which is the limit "
                 "(--max-batches-per-tenant)",
                 retry_after=60,
             )
-        if not await self.files.storage.swap(f"{owner}.{record.id}", encode(record), 0):
-            raise OverloadedError("the batch could not be kept; send it again", retry_after=1)
-        self._wake.set()
-        return record
+
+    async def _withdraw(self, owner: str, id_: str) -> None:
+        """Remove a batch; whoever runs it already loses its lease."""
+        for _ in range(_TRIES):
+            revision, record = await self.files.find(owner, id_)
+            if record is None or await self.files.storage.drop(f"{owner}.{id_}", revision):
+                return
 
     async def get(self, owner: str, id_: str) -> BatchRecord:
         """Return a batch.

@@ -10,16 +10,24 @@ from typing import Any, BinaryIO
 import pytest
 
 from inlay.base.errors import InvalidRequestError, OverloadedError, RateLimitedError
+from inlay.http.frontend_part import FrontendAccess
+from inlay.http.server import Server
+from inlay.http.settings import FrontendSettings
+from inlay.messages.digest import Secret
+from inlay.router import Router
 from inlay.store.kept.contents import PIECE_BYTES, Contents
 from inlay.store.kept.directory import DirectoryStorage
 from inlay.store.kept.memory import MemoryStorage
+from inlay.store.settings import BatchSettings, ResponseSettings
 from inlay.store.shared import Storage
+from inlay.transport.local import LocalPlane
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.prompts import NatsPrompts
 from inlay.transport.nats.subjects import FILES
 from inlay_batches import runner
 from inlay_batches.files import Files
 from inlay_batches.records import BatchRecord, FileRecord, encode
+from inlay_batches.service import Batches
 from tests.batches.fakes import Echo, Mortal
 from tests.batches.test_runner import Place, check_whole, lines
 from tests.transport.nats_server import NatsServer
@@ -165,6 +173,46 @@ async def test_two_frontends_that_find_the_same_room_do_not_both_take_it(
     assert await storage.contents() == {piece.name for each in kept for piece in each.pieces}
     if not kept:
         await create(storage)
+
+
+async def test_two_frontends_that_count_the_same_batches_do_not_both_begin_one(
+    opened: Open,
+) -> None:
+    both = asyncio.Barrier(2)
+
+    class Late(Mortal):
+        async def swap(self, key: str, record: bytes, revision: int) -> bool:
+            await both.wait()  # the other has counted, too
+            return await super().swap(key, record, revision)
+
+    server = Server(Router(LocalPlane([])), FrontendSettings(port=0), Secret(bytes(32)))
+    settings = BatchSettings(batch_store="memory", max_batches_per_tenant=2)
+
+    def frontend(storage: Storage) -> Batches:
+        part = Batches(FrontendAccess(server, (), settings, ResponseSettings()))
+        part.files = Files(storage, Contents(storage), max_bytes=9, owner_bytes=9, ttl=60)
+        return part
+
+    def batch(id_: str) -> BatchRecord:
+        return BatchRecord(
+            id=id_, endpoint="/v1/completions", input_file_id="file-a", window="24h", created_at=0,
+            expires_at=1,
+        )  # fmt: skip
+
+    storage = await opened()
+    one = frontend(storage)
+    await one.create("a", batch("batch_a"))
+    parts = [frontend(Late(await opened(), None)) for _ in range(2)]
+    made = await asyncio.gather(
+        *(part.create("a", batch(f"batch_b{n}")) for n, part in enumerate(parts)),
+        return_exceptions=True,
+    )
+    begun = {each.id for each in made if isinstance(each, BatchRecord)}
+    assert sum(isinstance(each, RateLimitedError) for each in made) == 2 - len(begun)
+    assert len(begun) < 2
+    assert {each.id for each in await one.files.all_of("a")} == {"batch_a"} | begun
+    if not begun:
+        await one.create("a", batch("batch_c"))
 
 
 async def test_what_batches_have_made_so_far_counts_as_files_do() -> None:
