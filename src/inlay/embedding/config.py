@@ -12,11 +12,13 @@ from typing import Any
 
 from inlay.base.errors import InvalidRequestError
 from inlay.embedding import layouts
-from inlay.embedding.files import json_of, object_of
+from inlay.embedding.files import field_of, json_of, object_of
 from inlay.embedding.plan import OutputPlan, RolePlan
 
 ENDLESS = 1 << 31
 """Positions from which on a tokenizer's limit means none."""
+
+_SETTINGS, _TOKENIZER = "sentence_bert_config.json", "tokenizer_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +61,24 @@ class EmbeddingConfig:
         modules = json_of(directory / "modules.json", [])
         if not isinstance(modules, list):
             raise InvalidRequestError(f"{directory / 'modules.json'} must hold a list")
-        said = object_of(directory / "config_sentence_transformers.json")
+        path = directory / "config_sentence_transformers.json"
+        said = object_of(path)
         try:
             found = layouts.read(directory, modules, said)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidRequestError(
                 f"{directory} describes its modules wrongly: {error!r}"
             ) from error
-        settings = object_of(found.directory / "sentence_bert_config.json")
-        prompts = {**found.prompts, **(said.get("prompts") or {})}
+        given = field_of(path, said, "prompts", dict) or {}
+        prompts = {name: field_of(path, given, name, str) or "" for name in given}
         return cls(
             directory=found.directory,
             outputs=found.outputs,
-            max_length=_max_length(settings, object_of(found.directory / "tokenizer_config.json")),
-            lower_case=bool(settings.get("do_lower_case", False)),
-            prompts={str(name): str(text or "") for name, text in prompts.items()},
-            default_prompt=said.get("default_prompt_name") or found.default_prompt,
-            activation=said.get("activation_fn"),
+            max_length=_max_length(found.directory),
+            lower_case=bool(_settings(found.directory).get("do_lower_case", False)),
+            prompts={**found.prompts, **prompts},
+            default_prompt=field_of(path, said, "default_prompt_name", str) or found.default_prompt,
+            activation=field_of(path, said, "activation_fn", str),
             roles=found.roles,
             guess=found.guess,
         )
@@ -85,7 +88,15 @@ class EmbeddingConfig:
         return next((each for each in self.outputs if each.name == name), None)
 
 
-def _max_length(settings: dict[str, Any], tokenizer: dict[str, Any]) -> int | None:
+def _settings(directory: Path) -> dict[str, Any]:
+    return object_of(directory / _SETTINGS)
+
+
+def _max_length(directory: Path) -> int | None:
     """Return the model's limit, else its tokenizer's (1e30 there means none)."""
-    length = settings.get("max_seq_length") or tokenizer.get("model_max_length")
-    return int(length) if length is not None and length < ENDLESS else None
+    for file, name in ((_SETTINGS, "max_seq_length"), (_TOKENIZER, "model_max_length")):
+        path = directory / file
+        length = field_of(path, object_of(path), name, float)
+        if length is not None:
+            return int(length) if length < ENDLESS else None
+    return None

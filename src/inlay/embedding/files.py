@@ -1,10 +1,13 @@
 """JSON files of a model directory, and the names in them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from inlay.base.errors import InvalidRequestError
+
+T = TypeVar("T")
 
 ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "identity",
@@ -36,6 +39,20 @@ def object_of(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidRequestError(f"{path} must hold an object")
     return found
+
+
+_KINDS: dict[type, str] = {dict: "an object", str: "a string", float: "a number"}
+
+
+def field_of(path: Path, said: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    """Return a field of a file's object; None where it is absent or empty.
+
+    Raises `InvalidRequestError`, which names both, if it is of another type.
+    """
+    found: T | None = said.get(name)
+    if found and not isinstance(found, (int, float) if kind is float else kind):
+        raise InvalidRequestError(f"{path}: {name} must be {_KINDS[kind]}, got {found!r:.80}")
+    return found or None
 
 
 def activation_of(name: object, directory: Path) -> str:
