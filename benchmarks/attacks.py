@@ -104,6 +104,15 @@ def asking(port: int, attack: Attack, seconds: float) -> Waits:
     return Waits(sorted(wait * 1e3 for wait in waits), failures)
 
 
+def give_way(autogroup: Path) -> None:
+    """Have the session of this process be nicer than others, where Linux counts by session."""
+    if autogroup.exists():
+        try:
+            autogroup.write_text(str(NICER), encoding="ascii")
+        except OSError as error:  # not everybody may
+            print(f"attackers have the same share of cores as the server: {error}", file=sys.stderr)
+
+
 @contextlib.contextmanager
 def attacking(attack: Attack, target: Target) -> Iterator[Answers]:
     """Attack until the block ends; what was answered stands in the counter afterwards."""
@@ -113,8 +122,7 @@ def attacking(attack: Attack, target: Target) -> Iterator[Answers]:
     def run(ready: Event, stop: Event) -> None:
         os.setsid()
         os.nice(NICER)
-        if AUTOGROUP.exists():
-            AUTOGROUP.write_text(str(NICER), encoding="ascii")
+        give_way(AUTOGROUP)
         send = attack.prepare()
         ready.set()
         queue.put(send(target, stop))
