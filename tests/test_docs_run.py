@@ -386,7 +386,7 @@ def test_commands_of_a_page_run_in_order_against_the_demo(
             input=given.read_text() if given else "What tool does Gola use?",
             capture_output=True,
             text=True,
-            check=False,
+            timeout=180,
         )
         # A gate says that a bound is passed.
         assert done.returncode == ("--fail-above" in words), (line, done.stderr)
