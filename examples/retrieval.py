@@ -1,9 +1,8 @@
-"""Retrieve with one model's vectors, prompt another with rows.
+"""Retrieve with one model's vectors, prompt another with rows: it never sees documents as text.
 
-The documents never reach it as text.
-
-    inlay demo inlay serve sentence-transformers/all-MiniLM-L6-v2 --task embed --port 8001
-    --served-model-name minilm python examples/retrieval.py
+    inlay serve sentence-transformers/all-MiniLM-L6-v2 --served-model-name minilm --port 8001
+    inlay demo
+    python examples/retrieval.py
 
 Each sentence of the notes is embedded once (`/v1/embeddings`). A question is embedded too, and the
 nearest sentences go into the chat as rows of the answering model's own embeddings

@@ -1,5 +1,6 @@
 """The examples run, and do what they say."""
 
+import ast
 import json
 import os
 import re
@@ -64,6 +65,18 @@ def example(name: str, *words: object) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem
+)
+def test_help_has_a_line_for_each_command(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    lines = re.findall(r"^    (\S.*)$", ast.get_docstring(ast.parse(text)) or "", re.M)
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"(inlay|python|pip) (?!.*\b(inlay|python|pip) ).*", line), line
+    assert "RawDescriptionHelpFormatter" in text
 
 
 @pytest.mark.slow
