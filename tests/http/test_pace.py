@@ -17,7 +17,7 @@ import pytest
 from inlay.base import pace
 from inlay.http.bodies.accounting import Reservation
 from inlay.http.callers.auth import ANYONE
-from inlay.http.server import OFFLOAD_BYTES, SMALL_BYTES, preparing_for
+from inlay.http.server import LONG_BYTES, OFFLOAD_BYTES, SMALL_BYTES, Server, preparing_for
 from inlay.messages.digest import BLOCK_SIZE, Secret, row_digests
 from inlay.messages.prompt import Buffer, Rows
 from inlay.tensors.cast import cast, largest_magnitude
@@ -137,25 +137,53 @@ def test_a_loop_that_has_prepared_much_prepares_only_what_is_small(
     assert here(OFFLOAD_BYTES - 1)
 
 
+async def prepared_for(
+    server: Server, client: str, function: Callable[[], object], size: int = OFFLOAD_BYTES
+) -> None:
+    """Run a function that stands for the work on `size` bytes of a client."""
+    memory = Reservation(server.budget)
+    memory.client = server.clients.of(ANYONE, client)
+    preparing_for.set(memory)
+    await server.run_prepared(size, function)
+
+
 def test_a_client_that_has_much_prepared_leaves_a_thread_to_others(llama: Fleet) -> None:
     server = llama.apps[llama.serve()].server
     over = threading.Event()
 
-    async def prepared(client: str, function: Callable[[], object]) -> None:
-        memory = Reservation(server.budget)
-        memory.client = server.clients.of(ANYONE, client)
-        preparing_for.set(memory)
-        await server.run_prepared(OFFLOAD_BYTES, function)
-
     async def both() -> None:
-        many = [asyncio.create_task(prepared("10.0.0.1", over.wait)) for _ in range(32)]
+        many = [asyncio.create_task(prepared_for(server, "10.0.0.1", over.wait)) for _ in range(32)]
         try:
             for _ in range(5):
                 await asyncio.sleep(0)
             # Those that have begun cannot be interrupted: their threads stay taken.
             for one in many[:4]:
                 one.cancel()
-            await asyncio.wait_for(prepared("10.0.0.2", lambda: None), 60)
+            await asyncio.wait_for(prepared_for(server, "10.0.0.2", lambda: None), 60)
+        finally:
+            over.set()
+        await asyncio.gather(*many, return_exceptions=True)
+
+    llama.run(both())
+
+
+def test_many_clients_with_long_work_leave_a_thread_to_what_is_short(llama: Fleet) -> None:
+    server = llama.apps[llama.serve()].server
+    over = threading.Event()
+
+    async def both() -> None:
+        many = [
+            asyncio.create_task(prepared_for(server, f"10.0.0.{host}", over.wait, LONG_BYTES))
+            for host in range(32)
+        ]
+        try:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            for one in many[:4]:
+                one.cancel()
+            # Of a client that waits with long work, too.
+            for client in ("10.0.0.31", "10.0.1.1"):
+                await asyncio.wait_for(prepared_for(server, client, lambda: None), 60)
         finally:
             over.set()
         await asyncio.gather(*many, return_exceptions=True)

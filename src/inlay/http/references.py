@@ -11,7 +11,7 @@ from inlay.http.bodies.embeds import Embeddings, TensorSource, check_source
 from inlay.http.bodies.media import MediaItems, MediaSource, fetched, is_own, spec_for
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.request_scope import RequestScope
-from inlay.http.server import OFFLOAD_BYTES, Call, Server
+from inlay.http.server import LONG_BYTES, Call, Server
 from inlay.media.audio import container_of
 from inlay.media.video import Encode
 from inlay.messages.card import ModelCard
@@ -128,7 +128,7 @@ async def unpacked_sound(call: Call, data: Buffer) -> Buffer:
         return data
     from inlay.media.unpacking import unpacked
 
-    size = max(OFFLOAD_BYTES, len(data))
+    size = max(LONG_BYTES, len(data))  # few bytes may be minutes
     async with RequestScope(call.server.inflight, call.receive):
         return await call.server.run_prepared(size, unpacked, data, call.reservation.grow)
 

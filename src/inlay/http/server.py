@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -60,6 +60,9 @@ OFFLOAD_BYTES = 16 * 1024
 
 For smaller bodies the change of thread costs more than it saves.
 """
+
+LONG_BYTES = 1024 * 1024
+"""Bytes of a body, samples of a sound, from which work may take a second: one thread does none."""
 
 SMALL_BYTES = 1024
 """Bytes of a body below which it is prepared on the event loop in any case."""
@@ -143,6 +146,8 @@ class Server:
         # One client alone has half of them, and whoever comes next finds one at once.
         threads = 2 * min(4, os.cpu_count() or 1)
         self._turns = Slots(threads)
+        # What is long leaves one to what is short, however many clients send it.
+        self._long_turns = Slots(threads - 1)
         self._inline_until = 0.0
         self._pool = ThreadPoolExecutor(
             threads,
@@ -213,7 +218,8 @@ class Server:
     ) -> R:
         """Run `function`, CPU work on `size` bytes of a request, in a thread if it is large.
 
-        Or if it is not small and the event loop has done much. Clients take turns at the threads.
+        Or if it is not small and the event loop has done much. Clients take turns at the threads,
+        of which one is left to what is shorter than `LONG_BYTES`.
         What nobody waits for any more ends at its next `yield_gil`.
         """
         if size < SMALL_BYTES:
@@ -228,14 +234,17 @@ class Server:
                 self._inline_until = max(self._inline_until, now) + 2 * took
         memory = preparing_for.get()
         client = None if memory is None or memory.client is None else memory.client.name
-        async with self._turns.taken(client) as place:
+        async with AsyncExitStack() as held:
+            turns = (self._long_turns, self._turns) if size >= LONG_BYTES else (self._turns,)
+            places = [await held.enter_async_context(each.taken(client)) for each in turns]
             run = asyncio.get_running_loop().run_in_executor
             left = threading.Event()
             wanted = functools.partial(while_wanted, left, function)
             if memory is not None:
                 wanted = functools.partial(lending, memory.lend, wanted)
             work = run(self._pool, functools.partial(wanted, *args, **kwargs))
-            place.occupy(work)
+            for place in places:
+                place.occupy(work)
             try:
                 return await asyncio.shield(work)
             except asyncio.CancelledError:
@@ -244,7 +253,8 @@ class Server:
             finally:
                 if work.done():
                     # With its error it would hold this frame, and all that the request took.
-                    place.pending.clear()
+                    for place in places:
+                        place.pending.clear()
                 del work
 
     def close(self) -> None:
