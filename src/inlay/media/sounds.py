@@ -124,7 +124,8 @@ def resampled(sound: Sound, old: int, new: int) -> Sound:
         weights = (cutoff * np.interp(crossings, places, table)).astype(np.float32)
         # The first tap stands at input `first - half + 1`.
         part = windows[first + 1 : first + 1 + rows * step : step][:rows]
-        found[:, phase] = part @ weights
+        # Not `@`: OpenBLAS would start threads for sounds of some rates.
+        np.einsum("rt,t->r", part, weights, out=found[:, phase])
     return np.ascontiguousarray(found.reshape(-1)[:count])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay.base.errors import InvalidRequestError
+from inlay.tensors.products import product
 from inlay.tensors.rows import ModelDType
 from inlay.tensors.table import EmbeddingTable
 
@@ -41,7 +42,9 @@ class Neighbour:
     exact: bool
 
 
-def nearest(rows: npt.NDArray[Any], table: EmbeddingTable, top: int = 1) -> list[list[Neighbour]]:
+def nearest(
+    rows: npt.NDArray[Any], table: EmbeddingTable, top: int = 1, *, threads: bool = True
+) -> list[list[Neighbour]]:
     """For each row the `top` nearest tokens by L2 distance, nearest first.
 
     The table is read in chunks, so memory is that of `rows` and of a few chunks.
@@ -50,6 +53,7 @@ def nearest(rows: npt.NDArray[Any], table: EmbeddingTable, top: int = 1) -> list
         rows: (n, hidden), any float dtype.
         table: of the model the rows are meant for.
         top: how many for each row.
+        threads: use all cores; False for the calling thread alone, as in a server.
 
     Raises:
         InvalidRequestError: the hidden sizes differ.
@@ -65,7 +69,8 @@ def nearest(rows: npt.NDArray[Any], table: EmbeddingTable, top: int = 1) -> list
     for start, piece in _pieces(table, CHUNK_BYTES // (4 * max(hidden, len(wanted), 1))):
         # |a - b|^2 = |a|^2 - 2ab + |b|^2 costs one matrix product; what it loses to rounding
         # `_ranked` makes good.
-        found = squares - 2 * (wanted @ piece.T) + np.einsum("vh,vh->v", piece, piece)[None, :]
+        products = wanted @ piece.T if threads else product(wanted, piece)
+        found = squares - 2 * products + np.einsum("vh,vh->v", piece, piece)[None, :]
         ids = np.broadcast_to(np.arange(start, start + len(piece)), found.shape)
         best = np.concatenate([best, found], axis=1)
         best_ids = np.concatenate([best_ids, ids], axis=1)
@@ -98,7 +103,9 @@ def _ranked(
     target = row.astype(np.float64)
     distances = np.linalg.norm(wide - target, axis=1)
     lengths = np.linalg.norm(wide, axis=1) * np.linalg.norm(target)
-    cosines = np.divide(wide @ target, lengths, out=np.zeros(len(ids)), where=lengths > 0)
+    cosines = np.divide(
+        np.einsum("nh,h->n", wide, target), lengths, out=np.zeros(len(ids)), where=lengths > 0
+    )
     found = [
         Neighbour(int(id_), float(distance), float(cosine), bool(same))
         for id_, distance, cosine, same in zip(ids, distances, cosines, exact, strict=True)

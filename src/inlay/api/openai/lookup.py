@@ -197,7 +197,7 @@ def _facts(
                 )
                 for token in found
             ]
-            for found in nearest(rows, table.rows, top)
+            for found in nearest(rows, table.rows, top, threads=False)
         ]
     return [
         RowFacts(float(norm), float(most), tokens)

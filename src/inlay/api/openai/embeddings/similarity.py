@@ -2,27 +2,22 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from inlay.api.openai.embeddings.gathering import Array
 from inlay.base.errors import InvalidRequestError
 from inlay.base.pace import yield_gil
 from inlay.embedding.cache import Bundle
+from inlay.tensors.products import MULTIPLICATIONS, small_products
 
 MAX_MULTIPLICATIONS: Final = 128 * 1024**3
 """Multiplications that the scores of a request may take: some seconds of one core."""
 
 _ROWS = 512
 """Vectors of a query, and of a document, that are compared at a time at most: 1 MB."""
-
-_PRODUCT = 1 << 18
-"""Multiplications of one product at most, up to which OpenBLAS computes it in the calling thread.
-
-Beyond, its threads wait for each other, and where others want the cores each wait is some ms: 1,000
-documents of 60 vectors took seconds.
-"""
 
 _PAIR = 1024
 """Bytes of other work that take as long as what a pair costs beside its multiplications."""
@@ -101,8 +96,12 @@ class Comparison:
 def _cosine(query: Bundle, document: Bundle) -> float:
     """Return 0 where one of them is of zeros alone."""
     asked, found = (each["dense"].astype(np.float64) for each in (query, document))
-    lengths = np.sqrt(asked.dot(asked)) * np.sqrt(found.dot(found))
-    return float(asked.dot(found) / lengths) if lengths else 0.0
+    lengths = np.sqrt(_inner(asked, asked)) * np.sqrt(_inner(found, found))
+    return float(_inner(asked, found) / lengths) if lengths else 0.0
+
+
+def _inner(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> Any:
+    return np.einsum("d,d", one, other)  # that of OpenBLAS has threads for long ones
 
 
 def _dot(query: Bundle, document: Bundle) -> float:
@@ -113,7 +112,7 @@ def _dot(query: Bundle, document: Bundle) -> float:
     places[places == given.size] = 0
     common = given[places] == wanted if given.size else np.zeros(wanted.size, bool)
     weights = short["sparse.values"][common], long["sparse.values"][places[common]]
-    return float(np.dot(*weights))
+    return float(_inner(*weights))
 
 
 def _max_sim(query: Bundle, document: Bundle) -> float:
@@ -134,27 +133,17 @@ def max_sim(query: Array, document: Array) -> float:
     """
     total = 0.0
     width = query.shape[1]
-    asked = max(1, min(_ROWS, len(query), math.isqrt(_PRODUCT // width)))
-    found = max(1, min(_ROWS, _PRODUCT // (asked * width)))
+    asked = max(1, min(_ROWS, len(query), math.isqrt(MULTIPLICATIONS // width)))
+    found = max(1, min(_ROWS, MULTIPLICATIONS // (asked * width)))
     for rows in _slabs(query if len(document) else query[:0], asked):
         best = np.full(len(rows), -np.inf, np.float32)
         even, step = len(document) // found * found, _ROWS // found * found
         for others in (*_slabs(document[:even], step), *_slabs(document[even:], found)):
-            products = _products(rows, others.reshape(-1, min(found, len(others)), width))
+            products = small_products(rows, others.reshape(-1, min(found, len(others)), width))
             np.maximum(best, products.max(axis=(0, 2)), out=best)
             yield_gil()
         total += float(best.sum(dtype=np.float64))
     return total
-
-
-def _products(rows: Array, others: Array) -> Array:
-    """Return the products of `rows` [Q, D] with each of some matrices [K, N, D]: [K, Q, N]."""
-    if len(rows) > 1 and others.shape[1] > 1:
-        found: Array = np.matmul(rows, others.transpose(0, 2, 1))
-    else:
-        # Products with a vector are threaded from other sizes on: this one is not of OpenBLAS.
-        found = np.einsum("qd,knd->kqn", rows, others)
-    return found
 
 
 def _slabs(rows: Array, step: int) -> Iterator[Array]:
