@@ -66,6 +66,41 @@ def test_a_newcomer_has_a_token_at_once_beside_a_client_that_asked_for_everythin
     )
 
 
+def test_a_token_that_is_not_read_yet_has_its_page_promised() -> None:
+    simulation = Simulation(bounds(num_pages=16), overlap=True)
+    sequence = simulation.admit(Tokens(range(10, 26)), max_tokens=4)
+    simulation.step()
+    assert sequence.has_pending_token
+    assert (simulation.scheduler.table.available, simulation.scheduler.spare) == (15, 14)
+    simulation.drain()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_newcomers_have_a_token_at_once_beside_more_prompts_than_there_are_pages_for(
+    overlap: bool,
+) -> None:
+    limits = bounds(
+        max_num_seqs=64, num_pages=64, max_num_batched_tokens=256, max_model_len=512, page_size=16
+    )
+    simulation = Simulation(limits, overlap=overlap)
+    shared = [10 + number for number in range(400)]
+    waits = []
+    for round_ in range(40):
+        while len(simulation.live) < 32:
+            number = simulation.arrivals
+            simulation.admit(
+                Tokens([*shared, number % 61]), max_tokens=80, client=f"crowd {number % 4}"
+            )
+        for _ in range(round_ % 7):
+            simulation.step()
+        newcomer = simulation.admit(Tokens([5, 6, 7]), max_tokens=1, client="new")
+        waits.append(0)
+        while newcomer in simulation.live:
+            simulation.step()
+            waits[-1] += 1
+    assert max(waits) <= (4 if overlap else 1)
+
+
 @pytest.mark.parametrize("pages", [2000, 130], ids=["places", "pages"])
 def test_a_step_that_must_be_read_first_ranks_the_running_once_however_many_wait(
     pages: int, monkeypatch: pytest.MonkeyPatch

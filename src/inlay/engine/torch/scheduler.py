@@ -135,9 +135,7 @@ class Scheduler:
                 self._skip_cached(sequence)
         plan = self._plan()
         for sequence in self.running:
-            if sequence.planned_in == plan.number or not sequence.pending:
-                sequence.starved_steps = 0
-            elif plan.lacks(sequence):
+            if sequence.pending and plan.lacks(sequence):
                 count_starved_step(sequence)
             else:
                 sequence.starved_steps = 0
@@ -327,9 +325,10 @@ class Scheduler:
         self.table.release(sequence.pages)
 
     def _pages_outstanding(self, sequence: Sequence) -> int:
-        """Pages a running sequence lacks for the positions that are known."""
+        """Pages a running sequence lacks for all positions but those of later tokens."""
         computed = sequence.num_computed_tokens
-        return self.bounds.pages_missing(computed, max(computed, sequence.length))
+        known = max(computed, sequence.length + sequence.has_pending_token)
+        return self.bounds.pages_missing(computed, known)
 
     def _free_passed_pages(self, sequence: Sequence, computed: int) -> None:
         """Positions up to `computed` are, and are read.
