@@ -13,6 +13,10 @@ GOOD = constant(0.5)
 MANY = {"model": "tiny", "max_tokens": 2, "temperature": 0}
 
 
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
 def refused(response: httpx.Response, status: int, phrase: str) -> dict[str, Any]:
     found = error(response)
     assert (response.status_code, phrase in found["message"]) == (status, True), found
@@ -93,17 +97,18 @@ def test_the_limit_that_was_set_is_the_one_named(llama: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "fields"),
+    ("path", "fields", "param"),
     [
-        ("/v1/completions", {"prompt": [5] * 512}),
-        ("/v1/completions", {"prompt": TEXT, "max_tokens": 512}),
-        ("/v1/completions", {"prompt": TEXT, "max_tokens": 10**15}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "lantern " * 600}]}),
+        ("/v1/completions", {"prompt": [5] * 512}, "prompt"),
+        ("/v1/completions", {"prompt": TEXT, "max_tokens": 512}, "max_tokens"),
+        ("/v1/completions", {"prompt": TEXT, "max_tokens": 10**15}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [said("lantern " * 600)]}, "messages"),
+        ("/v1/chat/completions", {"messages": [said("lantern " * 60_000)]}, "messages"),
     ],
 )
-def test_too_long_for_the_model(url: str, path: str, fields: dict[str, Any]) -> None:
+def test_too_long_for_the_model(url: str, path: str, fields: dict[str, Any], param: str) -> None:
     found = refused(post(url, path, {**MANY, **fields}), 400, "maximum context length is 512")
-    assert found["code"] == "context_length_exceeded"
+    assert (found["code"], found["param"]) == ("context_length_exceeded", param)
 
 
 def test_an_unknown_model(url: str) -> None:

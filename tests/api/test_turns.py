@@ -46,7 +46,7 @@ def text_of(answer: Any) -> str:
 
 def test_an_input_that_is_too_long_is_that_without_its_oldest_turns(url: str) -> None:
     body = refused(asked(url, LONG))
-    assert body["code"] == "context_length_exceeded"
+    assert (body["code"], body["param"]) == ("context_length_exceeded", "input")
     answer = asked(url, LONG, truncation="auto")
     assert answer.json()["truncation"] == "auto"
     dropped = int(answer.headers["x-dropped-messages"])

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from inlay.api.fields import check_depths
+from inlay.api.fields import check_depths, own_names
 from inlay.api.generation.chat_kinds import ChatKind
 from inlay.api.generation.generation import Generation, generation_of
 from inlay.api.generation.grammars import grammar_of
@@ -38,6 +38,9 @@ _OF_OTHERS = (
     "audio", "size", "num_inference_steps", "guidance_scale", "negative_prompt", "output_format"
 )  # fmt: skip
 """Fields of what is no text."""
+
+_FIELDS = {"prompt": "messages"}
+"""Field of a chat that its prompt is made of."""
 
 DROPPED_HEADER = b"x-dropped-messages"
 """Header of an answer: the messages that were left out for it."""
@@ -232,28 +235,29 @@ async def _prepare(
     messages: MessageReader,
     kept: msgspec.Struct,
 ) -> PreparedChat:
-    asked = await chat_prompt(call, incoming, request, model, messages, kept)
-    renderer, prompt, max_tokens = asked.renderer, asked.prompt, asked.max_tokens
-    output, bound = output_format_for(
-        asked.forms,
-        renderer,
-        prompt,
-        asked.use,
-        asked.grammar,
-        continued=request.messages if request.continue_final_message else None,
-    )
-    sampling = sampling_of(
-        request,
-        model,
-        renderer,
-        [prompt],
-        max_tokens=max_tokens,
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        logprobs_param="top_logprobs",
-        grammar=bound,
-        reasoning=output.reasoning,
-        settings=call.server.settings,
-    )
+    with own_names(_FIELDS):
+        asked = await chat_prompt(call, incoming, request, model, messages, kept)
+        renderer, prompt, max_tokens = asked.renderer, asked.prompt, asked.max_tokens
+        output, bound = output_format_for(
+            asked.forms,
+            renderer,
+            prompt,
+            asked.use,
+            asked.grammar,
+            continued=request.messages if request.continue_final_message else None,
+        )
+        sampling = sampling_of(
+            request,
+            model,
+            renderer,
+            [prompt],
+            max_tokens=max_tokens,
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            logprobs_param="top_logprobs",
+            grammar=bound,
+            reasoning=output.reasoning,
+            settings=call.server.settings,
+        )
     request.messages = []
     generation = generation_of(
         call, request, response_id, model, renderer, [prompt], sampling, output=output
