@@ -146,13 +146,17 @@ INSTEAD: Mapping[str, str] = {
 
 REMOVED: Mapping[str, str] = {
     "--collect-model-forward-time": "see --otlp-traces-endpoint",
+    "--disable-async-output-proc": "see --async-scheduling",
+    "--disable-frontend-multiprocessing": "the engine always has a process of its own",
     "--enable-lora-bias": _NONE,
     "--enable-reasoning": "see --reasoning-parser",
     "--guided-decoding-backend": "grammars are llguidance's",
     "--max-seq-len-to-capture": "the length of a sequence has no effect on CUDA graphs",
     "--multi-step-stream-outputs": _ALWAYS,
     "--num-scheduler-steps": "see --async-scheduling",
+    "--num-speculative-tokens": "see --speculative-config",
     "--preemption-mode": "preempted requests are computed again",
+    "--speculative-model": "see --speculative-config",
     "--swap-space": "preempted requests are computed again",
     "--use-v2-block-manager": _ALWAYS,
 }
@@ -175,10 +179,11 @@ OURS: Mapping[str, str] = {
 
 HARMLESS_SWITCHES = frozenset(
     """
-    --disable-log-stats --enable-chunked-prefill --enable-log-deltas --enable-log-outputs
-    --enable-offline-docs --enable-prompt-tokens-details --enable-reasoning
-    --enable-request-id-headers --enable-server-load-tracking --log-error-stack
-    --multi-step-stream-outputs --use-v2-block-manager
+    --disable-async-output-proc --disable-frontend-multiprocessing --disable-log-stats
+    --enable-chunked-prefill --enable-log-deltas --enable-log-outputs --enable-offline-docs
+    --enable-prompt-tokens-details --enable-reasoning --enable-request-id-headers
+    --enable-server-load-tracking --log-error-stack --multi-step-stream-outputs
+    --use-v2-block-manager
     """.split()  # noqa: SIM905 (as a list, a line for each)
 )
 """Of `INSTEAD` and `REMOVED`, flags without a value that the server starts without."""
