@@ -140,6 +140,7 @@ ELSEWHERE = {
         "pip install": "cli/test_fleet.py",
         "inlay nats": "cli/test_fleet.py",
         "$ inlay status": "cli/test_fleet.py",
+        "inlay bench": "cli/test_fleet_survives.py",
     },
     "docs/start/search.md": {
         "inlay serve sentence-transformers": "test_examples.py",
