@@ -53,7 +53,10 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="keba
                 name for name in self.attackers_required if name not in ran | set(each.left_out)
             ]
             if missing:
-                said.append(f"{each.transform}: {', '.join(missing)} did not run to the end")
+                names = ", ".join(missing)
+                said.append(
+                    f"{each.transform}: {names} did not run to the end (--attackers, --budget)"
+                )
             if self.answers_kept_at_least is not None and each.answers is None:
                 said.append(f"{each.transform}: answers were not compared (--answers, --url)")
             said += [

@@ -136,7 +136,7 @@ def named(spec: str, setting: Setting) -> Transform:
                 seed=setting.seed,
                 weight=weight,
             )
-    raise InvalidRequestError(f"no transform {spec!r}: there are {NAMES} and MODULE:FUNCTION")
+    raise InvalidRequestError(f"no transform {spec!r}; known: {NAMES}, MODULE:FUNCTION")
 
 
 NAMES = (

@@ -370,7 +370,7 @@ def test_an_attacker_that_runs_is_stopped_at_its_next_batch_and_what_it_read_cou
     assert (judged.word, judged.stopped) == ("READ", {"nearest": stopped.texts})
     assert f" Stopped after {stopped.texts} of 60 texts: nearest. Not run: " in judged.line()
     assert Gate(attackers_required=("nearest",)).unjudged([found], 60) == [
-        "noise:1: nearest did not run to the end"
+        "noise:1: nearest did not run to the end (--attackers, --budget)"
     ]
 
 
@@ -428,7 +428,7 @@ def test_a_gate_fails_what_passes_a_bound_and_says_what_cannot_be_judged(tmp_pat
     assert [line.split(":")[1] for line in gate.failures([found])] == [" tokens", " names"]
     assert gate.unjudged([found], 60) == [
         "60 texts were read, least-texts is 500",
-        "none: gram did not run to the end",
+        "none: gram did not run to the end (--attackers, --budget)",
         "none: answers were not compared (--answers, --url)",
     ]
 
