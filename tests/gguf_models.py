@@ -22,9 +22,12 @@ _ARCHITECTURES = {
     "qwen3": MODEL_ARCH.QWEN3,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
     "gemma3": MODEL_ARCH.GEMMA3,
+    "gpt_oss": MODEL_ARCH.GPT_OSS,
 }
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
+
+_ROUTERS = ("gate", "router", "shared_expert_gate")
 
 _SIZES = {
     "moe_intermediate_size": "expert_feed_forward_length",
@@ -67,7 +70,8 @@ def tensors_of(directory: Path, kind: str = "F32") -> dict[str, Stored]:
     name = config["model_type"].removesuffix("_text")
     names = get_tensor_name_map(_ARCHITECTURES[name], config["num_hidden_layers"])
     found = {}
-    for key, values in _stacked(load_file(directory / "model.safetensors")).items():
+    weights = load_file(directory / "model.safetensors")
+    for key, values in (_stacked(weights) if name != "gpt_oss" else _apart(weights)).items():
         stem, _, ending = key.rpartition(".")
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         part = stem.rpartition(".")[2]
@@ -75,7 +79,8 @@ def tensors_of(directory: Path, kind: str = "F32") -> dict[str, Stored]:
             values = _in_pairs(values, config[heads[part]])
         if name == "gemma3" and part.endswith("norm"):
             values = values + np.float32(1)
-        matrix = "F32" if values.ndim < 2 or part in ("gate", "shared_expert_gate") else kind
+        plain = values.ndim < 2 or ending == "bias" or part in _ROUTERS
+        matrix = "F32" if plain else kind
         found[f"{names.get_name(stem)}.{ending}"] = stored(values, matrix)
     scaling = config["rope_parameters"]
     if scaling.get("rope_type") == "llama3":
@@ -94,6 +99,25 @@ def _stacked(weights: dict[str, npt.NDArray[np.float32]]) -> dict[str, npt.NDArr
     return found | {
         key: np.stack([of[number] for number in range(len(of))]) for key, of in experts.items()
     }
+
+
+def _apart(weights: dict[str, npt.NDArray[np.float32]]) -> dict[str, npt.NDArray[np.float32]]:
+    """As `modify_tensors` of the converter's GPT-OSS: gates and ups, and matrices [E, O, I]."""
+    found = {}
+    for key, values in weights.items():
+        stem, _, joint = key.rpartition(".")
+        if key.endswith("sinks"):
+            found[f"{key}.weight"] = values
+        elif ".experts." not in key:
+            found[key] = values
+        else:
+            part, ending = joint.removesuffix("_bias"), "bias" if values.ndim < 3 else "weight"
+            rows = np.ascontiguousarray(values.swapaxes(1, 2)) if values.ndim > 2 else values
+            names = ["gate_proj", "up_proj"] if part == "gate_up_proj" else [part]
+            for place, name in enumerate(names):
+                turn = np.ascontiguousarray(rows[:, place :: len(names)])
+                found[f"{stem}.{name}.{ending}"] = turn
+    return found
 
 
 def _in_pairs(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
@@ -140,7 +164,13 @@ def _keys(name: str, config: dict[str, Any]) -> dict[str, Any]:
         keys |= {f"attention.{of}_length": config["head_dim"] for of in ("key", "value")}
     if rope["rope_type"] == "linear":
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
-    if name == "gemma3":
+    if rope["rope_type"] == "yarn":
+        length = rope["original_max_position_embeddings"]
+        keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": float(rope["factor"])}
+        keys["rope.scaling.original_context_length"] = length
+    if name == "gpt_oss":
+        keys["expert_feed_forward_length"] = config["intermediate_size"]
+    if name in ("gemma3", "gpt_oss"):
         keys["attention.sliding_window"] = config["sliding_window"]
     if (experts := config.get("num_local_experts", config.get("num_experts"))) is not None:
         keys |= {"expert_count": experts, "expert_used_count": config["num_experts_per_tok"]}

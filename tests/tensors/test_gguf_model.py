@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer
 
 from inlay.base.errors import InvalidRequestError
 from inlay.client import PromptEmbedder
 from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.weights.checkpoint import parsed_config
+from inlay.engine.torch.weights.gguf import gguf_weights
 from inlay.engine.weights import weights_id
 from inlay.render import Renderer
 from inlay.tensors import gguf_model
@@ -27,7 +30,8 @@ from tests.models import VOCAB_SIZE, make, tiny
 from tests.tensors.gguf_files import gguf_bytes, stored
 
 FAMILIES = (
-    "llama", "llama3", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "gemma3_text",
+    "llama", "llama3", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "qwen2_moe",
+    "gemma3_text",
 )  # fmt: skip
 TEXTS = ("the harbour town", "naïve café <|im_end|>\n\n  two", "{'a': 42}", "東京 🙂")
 
@@ -54,10 +58,11 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_weights_are_those_of_the_directory(
     directories: dict[str, Path], tmp_path: Path, family: str
 ) -> None:
-    """Also permuted heads and shifted norms, and a head only where the model has one."""
+    """Also permuted heads, shifted norms and turned experts; a head where the model has one."""
     file = gguf_of(directories[family], tmp_path / "m.gguf")
     wanted = load_file(directories[family] / "model.safetensors")
-    found = {tensor.name: read_values(tensor) for tensor in stored_tensors(file)}
+    weights = gguf_weights(file, torch.float32, str)
+    found = {name: weight[...].numpy() for name, weight in weights.items()}
     assert found.keys() == wanted.keys()
     for name, values in found.items():
         # One is added to a norm of Gemma, which rounds, and taken away.
@@ -181,6 +186,35 @@ def test_normalisers_and_first_tokens_are_those_of_the_split(tmp_path: Path) -> 
         tokenizer__ggml__add_bos_token=False, **bos,
     )  # fmt: skip
     assert Renderer.load(never).encode("a")[0] != 1
+
+
+def test_words_of_gpt_4o_are_split_where_its_case_changes(tmp_path: Path) -> None:
+    """As `o200k_base` of tiktoken: contractions end a word, and three digits stand together."""
+    directory = tiny("gpt_oss")
+    file = gguf_of(directory, tmp_path / "m.gguf", tokenizer__ggml__pre="gpt-4o")
+    form = json.loads(checkpoint_of(file).file("tokenizer.json") or b"")
+    split = Tokenizer.from_str(json.dumps(form)).pre_tokenizer
+    found = [text for text, _ in split.pre_tokenize_str("HTMLPage don't 12345 a/b.//\n x")]
+    assert found == ["HTMLPage", "Ġdon't", "Ġ", "123", "45", "Ġa", "/b", ".//Ċ", "Ġx"]
+    assert form["model"]["ignore_merges"]
+
+
+def test_the_end_of_a_channel_ends_no_turn(tmp_path: Path) -> None:
+    file = gguf_of(tiny("gpt_oss"), tmp_path / "m.gguf")
+    metadata = checkpoint_of(file).gguf.metadata  # type: ignore[attr-defined]
+    ends = {}
+    for names in (["<|end|>"], ["<|end|>", "<|return|>", "<|call|>"]):
+        tokens, types = (
+            [*metadata["tokenizer.ggml.tokens"]],
+            [*metadata["tokenizer.ggml.token_type"]],
+        )
+        tokens[-len(names) :], types[-len(names) :] = names, [3] * len(names)
+        changes: dict[str, Any] = {"tokens": tokens, "token_type": types}
+        keys = {f"tokenizer__ggml__{key}": of for key, of in changes.items()}
+        other = gguf_of(tiny("gpt_oss"), tmp_path / f"{len(names)}.gguf", **keys)
+        found = json.loads(checkpoint_of(other).file("generation_config.json") or b"")
+        ends[len(names)] = {tokens[index] for index in found["eos_token_id"]} & {*names}
+    assert ends == {1: {"<|end|>"}, 3: {"<|return|>", "<|call|>"}}
 
 
 def test_a_vocabulary_of_sentencepiece_is_read_from_its_scores(tmp_path: Path) -> None:
@@ -317,6 +351,9 @@ def test_tensors_that_are_missing_or_of_another_model_are_named(tmp_path: Path) 
     lacks = _with_tensors(directory, tmp_path / "a.gguf", blk__0__attn_q__bias=None)
     with pytest.raises(InvalidRequestError, match=r"it lacks 'blk\.0\.attn_q\.bias', of a model"):
         checkpoint_of(lacks)
+    no_sinks = _with_tensors(tiny("gpt_oss"), tmp_path / "c.gguf", blk__1__attn_sinks__weight=None)
+    with pytest.raises(InvalidRequestError, match=r"it lacks 'blk\.1\.attn_sinks\.weight', of a"):
+        checkpoint_of(no_sinks)
     strange = _with_tensors(
         directory, tmp_path / "b.gguf", blk__0__ssm_a=stored(np.ones(8, np.float32))
     )

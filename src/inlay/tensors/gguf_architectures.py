@@ -18,6 +18,7 @@ from inlay.tensors.tensor import quoted
 _GEMMA3_LOCAL_THETA = 10000.0
 _GEMMA3_PATTERN = 6
 """Every sixth layer of Gemma 3 sees everything."""
+_GPT_OSS_PATTERN = 2
 _GEMMA3_27B_LAYERS = 62
 _WINDOWED = "sliding_attention"
 
@@ -43,6 +44,7 @@ _QKV_BIAS = {
     "attn_v.bias": ("self_attn.v_proj.bias", "K"),
 }
 _OUTPUT_BIAS = {"attn_output.bias": ("self_attn.o_proj.bias", "H")}
+_SINKS = {"attn_sinks.weight": ("self_attn.sinks", "A")}
 _QK_NORM = {
     "attn_q_norm.weight": ("self_attn.q_norm.weight", "D"),
     "attn_k_norm.weight": ("self_attn.k_norm.weight", "D"),
@@ -59,14 +61,25 @@ _MIXTRAL_EXPERTS = {
     "ffn_up_exps.weight": ("block_sparse_moe.experts.{}.w3.weight", "EIH"),
     "ffn_down_exps.weight": ("block_sparse_moe.experts.{}.w2.weight", "EHI"),
 }
+_GPT_OSS_EXPERTS = {
+    "ffn_gate_inp.weight": ("mlp.router.weight", "EH"),
+    "ffn_gate_inp.bias": ("mlp.router.bias", "E"),
+    "ffn_gate_exps.weight": ("mlp.experts.{}.gate_proj.weight", "EIH"),
+    "ffn_up_exps.weight": ("mlp.experts.{}.up_proj.weight", "EIH"),
+    "ffn_down_exps.weight": ("mlp.experts.{}.down_proj.weight", "EHI"),
+    "ffn_gate_exps.bias": ("mlp.experts.{}.gate_proj.bias", "EI"),
+    "ffn_up_exps.bias": ("mlp.experts.{}.up_proj.bias", "EI"),
+    "ffn_down_exps.bias": ("mlp.experts.{}.down_proj.bias", "EH"),
+}
 _SHARED_EXPERT = {
     "ffn_gate_inp_shexp.weight": ("mlp.shared_expert_gate.weight", "1H"),
     "ffn_gate_shexp.weight": ("mlp.shared_expert.gate_proj.weight", "SH"),
     "ffn_up_shexp.weight": ("mlp.shared_expert.up_proj.weight", "SH"),
     "ffn_down_shexp.weight": ("mlp.shared_expert.down_proj.weight", "HS"),
 }
+_SECOND_NORM = {"post_attention_norm.weight": ("post_attention_layernorm.weight", "H")}
 _FOUR_NORMS = {
-    "post_attention_norm.weight": ("post_attention_layernorm.weight", "H"),
+    **_SECOND_NORM,
     "ffn_norm.weight": ("pre_feedforward_layernorm.weight", "H"),
     "post_ffw_norm.weight": ("post_feedforward_layernorm.weight", "H"),
 }
@@ -88,6 +101,7 @@ class Architecture:
         own: fields of the configuration that no other has.
         paired_heads: rows of queries and keys are permuted, and are to be in halves.
         shifted_norms: norms are stored as 1 + w.
+        by_turns: gates and ups of experts are by turns in one parameter, whose inputs come first.
     """
 
     model_type: str
@@ -98,6 +112,7 @@ class Architecture:
     keys: frozenset[str] = frozenset()
     paired_heads: bool = False
     shifted_norms: bool = False
+    by_turns: bool = False
 
 
 class GgufKeys:
@@ -150,14 +165,10 @@ def _llama(keys: GgufKeys, config: Fields) -> Fields:
 
 def _gemma3(keys: GgufKeys, config: Fields) -> Fields:
     layers, rope = config["num_hidden_layers"], config["rope_parameters"]
-    pattern = keys.get("attention.sliding_window_pattern", int, _GEMMA3_PATTERN)
     heads = config["hidden_size"] // config["num_attention_heads"]
     found: Fields = {
         "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": keys.get("attention.sliding_window", int),
-        "layer_types": [
-            _WINDOWED if (index + 1) % pattern else "full_attention" for index in range(layers)
-        ],
+        **_windows(keys, layers, _GEMMA3_PATTERN),
         "rope_parameters": {
             "full_attention": rope,
             _WINDOWED: {"rope_type": "default", "rope_theta": _GEMMA3_LOCAL_THETA},
@@ -168,6 +179,17 @@ def _gemma3(keys: GgufKeys, config: Fields) -> Fields:
     if "final_logit_softcapping" in keys.names:
         found["final_logit_softcapping"] = keys.get("final_logit_softcapping", float)
     return found
+
+
+def _windows(keys: GgufKeys, layers: int, every: int) -> Fields:
+    """Return the window, and which layers have it: all but every so many, unless a file says."""
+    pattern = keys.get("attention.sliding_window_pattern", int, every)
+    return {
+        "sliding_window": keys.get("attention.sliding_window", int),
+        "layer_types": [
+            _WINDOWED if (index + 1) % pattern else "full_attention" for index in range(layers)
+        ],
+    }
 
 
 def _experts(keys: GgufKeys) -> tuple[int, int]:
@@ -203,8 +225,26 @@ def _qwen_moe(keys: GgufKeys, config: Fields) -> Fields:
     return found
 
 
+def _gpt_oss(keys: GgufKeys, config: Fields) -> Fields:
+    count, used = _experts(keys)
+    # Not in files: the model's own ramp of frequencies is not rounded to whole ones.
+    exact = {"truncate": False} if config["rope_parameters"]["rope_type"] == "yarn" else {}
+    return {
+        "hidden_act": "silu",
+        "attention_bias": True,
+        "num_local_experts": count,
+        "num_experts_per_tok": used,
+        "intermediate_size": keys.get("expert_feed_forward_length", int),
+        "rope_parameters": config["rope_parameters"] | exact,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+        **_windows(keys, config["num_hidden_layers"], _GPT_OSS_PATTERN),
+    }
+
+
 _EXPERT_KEYS = frozenset({"expert_count", "expert_used_count"})
-_QWEN_EXPERT_KEYS = _EXPERT_KEYS | {"expert_feed_forward_length"}
+_OWN_SIZE_KEYS = _EXPERT_KEYS | {"expert_feed_forward_length"}
+_WINDOW_KEYS = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
 
 ARCHITECTURES = {
     "llama": Architecture(
@@ -214,21 +254,23 @@ ARCHITECTURES = {
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LAYER | _QK_NORM, _plain),
     "qwen2moe": Architecture(
         "qwen2_moe", "Qwen2MoeForCausalLM", _ATTENTION | _QKV_BIAS | _EXPERTS | _SHARED_EXPERT,
-        _qwen_moe, keys=_QWEN_EXPERT_KEYS | {"expert_shared_feed_forward_length"},
+        _qwen_moe, keys=_OWN_SIZE_KEYS | {"expert_shared_feed_forward_length"},
     ),
     "qwen3moe": Architecture(
         "qwen3_moe", "Qwen3MoeForCausalLM", _ATTENTION | _QK_NORM | _EXPERTS, _qwen_moe,
-        keys=_QWEN_EXPERT_KEYS,
+        keys=_OWN_SIZE_KEYS,
     ),
     "gemma3": Architecture(
         "gemma3_text", "Gemma3ForCausalLM", _LAYER | _QK_NORM | _FOUR_NORMS, _gemma3,
-        keys=frozenset(
-            {
-                "attention.sliding_window", "attention.sliding_window_pattern",
-                "final_logit_softcapping",
-            }
-        ),
-        shifted_norms=True,
+        keys=_WINDOW_KEYS | {"final_logit_softcapping"}, shifted_norms=True,
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss", "GptOssForCausalLM",
+        {
+            **{name: of for name, of in _ATTENTION.items() if name != "ffn_norm.weight"},
+            **_SECOND_NORM, **_QKV_BIAS, **_OUTPUT_BIAS, **_SINKS, **_GPT_OSS_EXPERTS,
+        },
+        _gpt_oss, keys=_OWN_SIZE_KEYS | _WINDOW_KEYS, by_turns=True,
     ),
 }  # fmt: skip
 """Those that are read; `docs/models.md` has them for readers."""

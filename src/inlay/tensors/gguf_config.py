@@ -126,15 +126,18 @@ def _rope(keys: GgufKeys, head_dim: int) -> Fields:
     factor = keys.get("rope.scaling.factor", float)
     if kind == "linear":
         return rope | {"rope_type": kind, "factor": factor}
-    return rope | {
+    length = keys.get("rope.scaling.original_context_length", int)
+    found = rope | {
         "rope_type": kind,
         "factor": factor,
-        "original_max_position_embeddings": keys.get("rope.scaling.original_context_length", int),
-        "attention_factor": keys.get("rope.scaling.attn_factor", float, 1.0)
-        * (0.1 * log(factor) + 1.0),
+        "original_max_position_embeddings": length,
         "beta_fast": keys.get("rope.scaling.yarn_beta_fast", float, 32.0),
         "beta_slow": keys.get("rope.scaling.yarn_beta_slow", float, 1.0),
     }
+    if "rope.scaling.attn_factor" in keys.names:
+        own = keys.get("rope.scaling.attn_factor", float)
+        found["attention_factor"] = own * (0.1 * log(factor) + 1.0)
+    return found
 
 
 def _llama3(keys: GgufKeys, tensor: GgufTensor, theta: float, head_dim: int) -> Fields:
@@ -220,7 +223,7 @@ def named_tensors(file: GgufFile, config: Fields) -> Iterator[Named]:
 
 
 def _experts(name: str, tensor: GgufTensor) -> Iterator[Named]:
-    """Yield the matrices of experts that stand one after another in a tensor."""
+    """Yield the matrices or biases of experts that stand one after another in a tensor."""
     count, *shape = tensor.shape
     nbytes = tensor.nbytes // count
     for expert in range(count):
@@ -237,6 +240,7 @@ def _expected(file: GgufFile, config: Fields) -> Iterator[tuple[str, tuple[str, 
         "H": config["hidden_size"],
         "I": config["intermediate_size"],
         "D": config["head_dim"],
+        "A": config["num_attention_heads"],
         "Q": config["num_attention_heads"] * config["head_dim"],
         "K": config["num_key_value_heads"] * config["head_dim"],
         "E": config.get("num_experts", config.get("num_local_experts", 0)),

@@ -19,18 +19,23 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "\u2581"
 
 _END_NAMES = frozenset(
-    {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end|>", "<end_of_turn>"}
-)
+    {
+        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end|>", "<end_of_turn>",
+        "<|return|>", "<|call|>",
+    }
+)  # fmt: skip
 """Control tokens that end a turn or a text, whatever a file says of its end token."""
+_CHANNEL_ENDS = ("<|return|>", "<|call|>")
+"""Tokens beside which <|end|> ends a message of a turn, after which another may follow."""
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CASED = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
 )
+_CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,16 @@ _LLAMA3 = _Split(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}", whole=True
 _GPT2 = _Split()
 SPLITS = {
     "gpt-2": _GPT2,
+    "gpt-4o": _Split(
+        "|".join([*(f"{word}{_CONTRACTIONS}?" for word in _CASED), r"\p{N}{1,3}", _CASED_REST]),
+        whole=True,
+    ),
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "qwen2": _Split(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}", normaliser="NFC"),
     "smollm": _Split(digits=True),
-    "tekken": _Split(_CASED, whole=True, begins=True),
+    "tekken": _Split("|".join([*_CASED, r"\p{N}", _CASED_REST]), whole=True, begins=True),
 }
 """By pre-tokenizer name; vocabularies of SentencePiece need none."""
 
@@ -146,12 +155,14 @@ class GgufTokenizer:
 
     def _end_tokens(self) -> list[int]:
         named = [found for name in ("eos", "eot", "eom") if (found := self._id(name)) is not None]
-        by_name = [
-            index
+        by_name = {
+            token: index
             for index, (token, kind) in enumerate(zip(self._tokens, self._types, strict=True))
             if kind == _CONTROL and token in _END_NAMES
-        ]
-        return [*dict.fromkeys(named + by_name)]
+        }
+        if all(token in by_name for token in _CHANNEL_ENDS):
+            by_name.pop("<|end|>", None)
+        return [*dict.fromkeys([*named, *by_name.values()])]
 
     def config(self) -> dict[str, Any]:
         """The content of `tokenizer_config.json`, with the chat templates."""

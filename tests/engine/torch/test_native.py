@@ -57,6 +57,19 @@ def test_a_gated_unit_is_silu_of_the_gate_times_the_other(
     near(native.silu_and_multiply(both), F.silu(both[:, :19].double()) * both[:, 19:].double())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_clamped_gate_is_that_of_gpt_oss(native: Kernels, dtype: torch.dtype, rows: int) -> None:
+    both = 10 * torch.randn(rows, 38)
+    both[0, :6] = torch.tensor([-200.0, 200.0, 200.0, -200.0, 7.0, -7.0])
+    both[-1, 31] = float("nan")
+    both = both.to(dtype)
+    found, exact = native.clamped_gate(both, 1.702, 7.0), both.double()
+    gate, up = exact[:, ::2].clamp(max=7), exact[:, 1::2].clamp(-7, 7)
+    assert found.isnan().nonzero().tolist() == [[rows - 1, 15]]
+    near(found.nan_to_num(), ((up + 1) * gate * (1.702 * gate).sigmoid()).nan_to_num())
+
+
 def packed_by_hand(weight: Tensor, width: int) -> tuple[Tensor, Panels]:
     """A weight [O, I] laid out as oneDNN does, [O / width, I / n, width, n], n of 4 bytes."""
     outputs, inputs = weight.shape

@@ -133,6 +133,22 @@ void silu_and_multiply(T* out, const T* gate_up, int64_t rows, int64_t size, int
     }
 }
 
+// Gates and ups by turns, as GPT-OSS has them. Comparisons let NaN through.
+template <typename T>
+void clamped_gate(T* out, const T* gate_up, int64_t rows, int64_t size, float alpha, float limit, int32_t threads) {
+#pragma omp parallel for num_threads(threads) if (rows >= WORTH_THREADS)
+    for (int64_t t = 0; t < rows; t++) {
+        const T* from = gate_up + t * 2 * size;
+        for (int64_t i = 0; i < size; i++) {
+            const float given = load(from[2 * i]), other = load(from[2 * i + 1]);
+            const float gate = given > limit ? limit : given;
+            const float up = other > limit ? limit : other < -limit ? -limit : other;
+            const float x = alpha * gate;
+            store(out + t * size + i, (up + 1.0f) * (gate / (1.0f + exponential(x > -88.0f ? -x : 88.0f))));
+        }
+    }
+}
+
 template <typename T>
 void add_and_norm(const AddAndNorm& a) {
     for (int64_t t = 0; t < a.rows; t++) {
@@ -241,6 +257,15 @@ void inlay_silu_and_multiply_float32(void* out, const void* gate_up, int64_t row
 }
 void inlay_silu_and_multiply_bfloat16(void* out, const void* gate_up, int64_t rows, int64_t size, int32_t threads) {
     silu_and_multiply(static_cast<bf16*>(out), static_cast<const bf16*>(gate_up), rows, size, threads);
+}
+
+void inlay_clamped_gate_float32(
+    void* out, const void* gate_up, int64_t rows, int64_t size, float alpha, float limit, int32_t threads) {
+    clamped_gate(static_cast<float*>(out), static_cast<const float*>(gate_up), rows, size, alpha, limit, threads);
+}
+void inlay_clamped_gate_bfloat16(
+    void* out, const void* gate_up, int64_t rows, int64_t size, float alpha, float limit, int32_t threads) {
+    clamped_gate(static_cast<bf16*>(out), static_cast<const bf16*>(gate_up), rows, size, alpha, limit, threads);
 }
 
 }  // extern "C"

@@ -109,6 +109,10 @@ class Kernels:
         self._silu = functions(
             library, "silu_and_multiply", pointer, pointer, integer, integer, ctypes.c_int32
         )
+        self._clamped = functions(
+            library, "clamped_gate", pointer, pointer, integer, integer, number, number,
+            ctypes.c_int32,
+        )  # fmt: skip
 
         self._by_name = {
             "attention": self._attention,
@@ -265,6 +269,19 @@ class Kernels:
         out = gate_up.new_empty(*gate_up.shape[:-1], size)
         self._silu[gate_up.dtype](
             out.data_ptr(), gate_up.data_ptr(), gate_up.numel() // (2 * size), size,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def clamped_gate(self, gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+        """Compute (up + 1) * gate * sigmoid(alpha * gate) [..., I] of [..., 2 I] contiguous.
+
+        Gates and ups are by turns; first, gates are at most `limit`, and ups within it.
+        """
+        size = gate_up.shape[-1] // 2
+        out = gate_up.new_empty(*gate_up.shape[:-1], size)
+        self._clamped[gate_up.dtype](
+            out.data_ptr(), gate_up.data_ptr(), gate_up.numel() // (2 * size), size, alpha, limit,
             torch.get_num_threads(),
         )  # fmt: skip
         return out

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from ctypes import addressof
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -21,8 +22,11 @@ _ALIGNMENT = 16
 _Run: TypeAlias = tuple[int, int, int]
 """Rows that have one expert: the expert, the first of them, and how many."""
 
-EXPERT_ROUNDINGS = 4
-"""Of gate and up, of what they give together, of what an expert gives, and of their sum."""
+EXPERT_ROUNDINGS = {torch.float32: 20, torch.bfloat16: 4}
+"""Of gate and up, of what they give together, of what an expert gives, and of their sum.
+
+In float32 more than these counts one code of eight bits that is rounded the other way.
+"""
 
 
 def compute_apart(model: nn.Module) -> None:
@@ -41,8 +45,8 @@ def compute_apart(model: nn.Module) -> None:
 class BlockExperts(nn.Module):
     """The experts of a layer in GGUF's blocks: the rows that chose one are one product with it.
 
-    What experts give is summed in float32 and rounded once. Where the gate is SiLU, which a native
-    kernel then computes, the bits of a row do not depend on the others.
+    What experts give is summed in float32 and rounded once. Where the gate is SiLU, or GPT-OSS's,
+    which a native kernel then computes, the bits of a row do not depend on the others.
     """
 
     def __init__(
@@ -55,8 +59,16 @@ class BlockExperts(nn.Module):
         if usual and isinstance(own.act_fn, nn.SiLU | SiLUActivation):
             # torch's gives parts of a row other bits where threads divide a row.
             self._gated = kernels.silu_and_multiply
-        self._gate_up, self._down = _products(gate_up), _products(down)
+        elif own._apply_gate.__qualname__ == "GptOssExperts._apply_gate":
+            self._gated = partial(kernels.clamped_gate, alpha=own.alpha, limit=own.limit)
+        self._gate_up = _products(gate_up, getattr(own, "gate_up_proj_bias", None))
+        self._down = _products(down, getattr(own, "down_proj_bias", None))
         self._kernels = kernels
+
+    @property
+    def size(self) -> int:
+        """Size of the rows."""
+        return self._gate_up[0].inputs
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Compute [T, C] to [T, C]; `chosen` and `weights` [T, K] are of experts."""
@@ -107,22 +119,29 @@ def _runs(counts: Sequence[int]) -> list[_Run]:
     ]
 
 
+_MATRICES = ["gate_up_proj", "down_proj"]
+
+
 def weights_of_experts(module: nn.Module) -> list[str]:
     """Return the names of a module's matrices of experts, [E, O, I] each, that may be in blocks.
 
     Empty for what is none, or has biases or another layout, as transformers' module itself says.
     """
-    says = {"has_gate": True, "is_concatenated": True, "is_transposed": False, "has_bias": False}
-    says["has_post_expert_norm"] = False
-    plain = all(getattr(module, name, None) is said for name, said in says.items())
-    return ["gate_up_proj", "down_proj"] if plain else []
+    return _MATRICES if _is(module, plain=True) else []
+
+
+def _is(module: nn.Module, *, plain: bool) -> bool:
+    """Return True for experts without biases, or, if not `plain`, for those as GPT-OSS has them."""
+    says = {"has_gate": True, "is_concatenated": plain, "is_transposed": not plain}
+    says |= {"has_bias": not plain, "has_post_expert_norm": False}
+    return all(getattr(module, name, None) is said for name, said in says.items())
 
 
 def faster_experts(module: nn.Module, kernels: Kernels | None) -> BlockExperts | None:
     """Return the replacement of a module of experts in blocks; None for any other."""
-    if kernels is None:
+    if kernels is None or not (_is(module, plain=True) or _is(module, plain=False)):
         return None
-    weights = [getattr(module, name) for name in weights_of_experts(module)]
+    weights = [getattr(module, name) for name in _MATRICES]
     match [each.quantised for each in weights if isinstance(each, KeptWeight)]:
         case [ExpertBlocks() as gate_up, ExpertBlocks() as down]:
             return BlockExperts(module, gate_up, down, kernels)
@@ -146,5 +165,9 @@ def routed(experts: nn.Module, count: int) -> Any:
     return compute
 
 
-def _products(experts: ExpertBlocks) -> list[BlockProduct]:
-    return [each.native.multiplier(each.parts, None) for each in experts.experts]
+def _products(experts: ExpertBlocks, biases: Tensor | None) -> list[BlockProduct]:
+    of = [None] * len(experts.experts) if biases is None else biases.detach()
+    return [
+        each.native.multiplier(each.parts, bias)
+        for each, bias in zip(experts.experts, of, strict=True)
+    ]

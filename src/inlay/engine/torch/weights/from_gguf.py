@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from inlay.base.errors import InvalidRequestError
-from inlay.engine.torch.weights.gguf import dense
-from inlay.tensors.checkpoint import checkpoint_of, config_of, stored_tensors
+from inlay.engine.torch.weights.gguf import gguf_weights
+from inlay.tensors.checkpoint import checkpoint_of, config_of
 from inlay.tensors.gguf import GgufFile
 from inlay.tensors.gguf_architectures import ARCHITECTURES
 from inlay.tensors.weight_files import WHOLE
@@ -44,7 +44,8 @@ def _write(file: Path, output: Path, dtype: str) -> None:
         (output / name).write_bytes(checkpoint_of(file).file(name) or b"{}")
     config = config_of(file) | {"dtype": dtype}
     (output / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    weights = {tensor.name: dense(tensor, getattr(torch, dtype)) for tensor in stored_tensors(file)}
+    stored = gguf_weights(file, getattr(torch, dtype), str)
+    weights = {name: weight[...] for name, weight in stored.items()}
     save_file(weights, output / WHOLE, metadata={"format": "pt"})
 
 

@@ -5,11 +5,12 @@ Weights are dequantised, or kept in their blocks where there are products with t
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,10 +20,12 @@ from inlay.engine.torch.native.integers import RUN, Integers, integers
 from inlay.engine.torch.weights.quantised.blocks import BlockWeight, ExpertBlocks
 from inlay.engine.torch.weights.quantised.reading import KeptWeights
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
-from inlay.tensors.blocks import TYPES, dequantise
+from inlay.tensors.blocks import TYPES, Bytes, dequantise
 from inlay.tensors.checkpoint import config_of, stored_tensors
 from inlay.tensors.gguf import is_gguf
+from inlay.tensors.gguf_architectures import architecture_of
 from inlay.tensors.gguf_model import (
+    GgufModel,
     block_runs,
     not_finite,
     read_blocks,
@@ -31,7 +34,7 @@ from inlay.tensors.gguf_model import (
 )
 from inlay.tensors.stored import StoredTensor
 
-_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.weight")
+_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.(weight|bias)")
 _JOINT = {
     "gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1), "down_proj": ("down_proj", 0),
     "w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1), "w2": ("down_proj", 0),
@@ -135,9 +138,12 @@ def gguf_weights(
         for tensor in stored_tensors(file)
         if (name := rename(tensor.name)) is not None
     }
+    by_turns = architecture_of(GgufModel.open(file).gguf).by_turns
     for name, experts in _of_experts(found).items():
         parts = [[found.pop(part) for part in expert] for expert in experts]
-        if all(part.in_blocks for expert in parts for part in expert):
+        if by_turns:
+            found[name] = _TurnedExperts(parts)
+        elif all(part.in_blocks for expert in parts for part in expert):
             found[name] = _Experts(parts)
         else:
             # What transformers merges cannot be kept.
@@ -157,9 +163,10 @@ def _of_experts(names: Iterable[str]) -> dict[str, list[list[str]]]:
     found = defaultdict[str, dict[int, dict[int, str]]](lambda: defaultdict(dict))
     for name in names:
         if (match := _EXPERT.fullmatch(name)) is not None:
-            layer, expert, part = match.groups()
+            layer, expert, part, kind = match.groups()
             joint, half = _JOINT[part]
             whole = f"{layer.replace('.block_sparse_moe', '.mlp')}.experts.{joint}"
+            whole += "_bias" if kind == "bias" else ""
             found[whole][int(expert)][half] = name
     return {
         whole: [[of[expert][half] for half in sorted(of[expert])] for expert in sorted(of)]
@@ -189,15 +196,28 @@ class _Weight:
 
     def blocks(self) -> BlockWeight:
         """Return the matrix in blocks. Raises as `read_blocks`."""
-        assert self.kept is not None
-        assert self.kept.integers is not None
-        runs = map(torch.from_numpy, block_runs(self.tensor, RUN))
-        try:
-            return BlockWeight.of(
-                self.kept.integers, TYPES[self.tensor.dtype].number, runs, *self.tensor.shape
-            )
-        except ValueError as error:
-            raise not_finite(self.tensor) from error
+        return _laid_out([self])
+
+
+def _laid_out(parts: "Sequence[_Weight]") -> BlockWeight:
+    """Return matrices of one type as one, their rows by turns. Raises as `read_blocks`."""
+    (first, *_), tensor = parts, parts[0].tensor
+    assert first.kept is not None
+    assert first.kept.integers is not None
+    runs: Iterable[Bytes] = block_runs(tensor, RUN)
+    if len(parts) > 1:
+        each = zip(*(block_runs(part.tensor, RUN) for part in parts), strict=True)
+        runs = (np.stack(run, 1).reshape(-1, run[0].shape[1]) for run in each)
+    outputs, inputs = tensor.shape
+    try:
+        return BlockWeight.of(
+            first.kept.integers, TYPES[tensor.dtype].number, map(torch.from_numpy, runs),
+            len(parts) * outputs, inputs,
+        )  # fmt: skip
+    except ValueError as error:
+        for part in parts:
+            read_blocks(part.tensor)
+        raise not_finite(tensor) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +232,34 @@ class _Experts:
         assert index is ...
         experts = (BlockWeight.joined([part.blocks() for part in expert]) for expert in self.parts)
         return kept.add(ExpertBlocks(tuple(experts)))
+
+
+@dataclass(frozen=True, slots=True)
+class _TurnedExperts:
+    """Stand-in for a parameter of all experts, [E, I, O], or of their biases, [E, O].
+
+    Of each expert's matrices or vectors it has the first output of all, then the second, and so on.
+    """
+
+    parts: list[list[_Weight]]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        (first, *_), *_ = self.parts
+        same = all(
+            len({part.tensor.dtype for part in expert}) == 1
+            and all(part.in_blocks for part in expert)
+            for expert in self.parts
+        )
+        if first.kept is not None and index is ... and same:
+            return first.kept.add(ExpertBlocks(tuple(map(_laid_out, self.parts)), across=True))
+        found = torch.empty(
+            len(self.parts), *first.tensor.shape[1:], len(self.parts[0]) * first.tensor.shape[0],
+            dtype=first.dtype,
+        )  # fmt: skip
+        for into, expert in zip(found, self.parts, strict=True):
+            for place, part in enumerate(expert):
+                into[..., place :: len(expert)] = dense(part.tensor, part.dtype).t()
+        return found[index]
 
 
 def dense(tensor: StoredTensor, dtype: torch.dtype) -> Tensor:

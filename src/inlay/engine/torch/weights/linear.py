@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from inlay.engine.torch.lora import LoraBank
 from inlay.engine.torch.native import Kernels, kernels
 from inlay.engine.torch.self_check.modules import MADE, MADE_FOR_BLOCKS, ModuleCheck
-from inlay.engine.torch.weights.experts import EXPERT_ROUNDINGS, faster_experts, routed
+from inlay.engine.torch.weights.experts import (
+    EXPERT_ROUNDINGS,
+    BlockExperts,
+    faster_experts,
+    routed,
+)
 from inlay.engine.torch.weights.linear_methods import (
     BlockLinear,
     LinearMethod,
@@ -242,13 +247,14 @@ class _Swap(NamedTuple):
         for index, name in enumerate(names):
             setattr(parent, name, FusedPart(shared, index))
 
-    def same_experts(self, place: str, own: Any, experts: nn.Module) -> bool:
+    def same_experts(self, place: str, own: Any, experts: BlockExperts) -> bool:
         """Return True if the replacement of the experts `own` computes what they do."""
-        count, size, _ = own.down_proj.shape
+        count = len(own.down_proj)
         found, expected = routed(experts, count), routed(own, count)
         return self.check.agrees(
-            [place], size, own.down_proj, found, expected, roundings=EXPERT_ROUNDINGS
-        )
+            [place], experts.size, own.down_proj, found, expected,
+            roundings=EXPERT_ROUNDINGS[own.down_proj.dtype],
+        )  # fmt: skip
 
     def _agrees(
         self, places: Sequence[str], linears: Sequence[nn.Linear], product: nn.Module

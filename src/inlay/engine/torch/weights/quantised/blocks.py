@@ -117,19 +117,23 @@ class BlockWeight:
 
 @dataclass(frozen=True, eq=False)
 class ExpertBlocks:
-    """The matrices [E, O, I] of a layer's experts in blocks.
+    """The matrices of a layer's experts in blocks.
 
     Attributes:
-        experts: each expert's.
+        experts: each expert's, [O, I].
+        across: the model has [E, I, O], not [E, O, I].
     """
 
     experts: tuple[BlockWeight, ...]
+    across: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Experts, outputs, inputs."""
-        return len(self.experts), *self.experts[0].shape
+        """Of the model's parameter."""
+        outputs, inputs = self.experts[0].shape
+        return len(self.experts), *((inputs, outputs) if self.across else (outputs, inputs))
 
     def dense(self) -> Tensor:
-        """Return the matrices, float32 [E, O, I]."""
-        return torch.stack([weight.dense() for weight in self.experts])
+        """Return the model's parameter, float32."""
+        found = torch.stack([weight.dense() for weight in self.experts])
+        return found.mT.contiguous() if self.across else found

@@ -140,7 +140,9 @@ class KeptWeights:
 def _in_blocks(module: nn.Module) -> bool:
     """Return True for a table, or a layer's experts, in blocks."""
     kind = BlockWeight if isinstance(module, nn.Embedding) else ExpertBlocks
-    held = list(module.parameters(recurse=False))
+    # Biases of experts are [E, O].
+    least = 2 if kind is BlockWeight else 3
+    held = [each for each in module.parameters(recurse=False) if each.dim() >= least]
     return bool(held) and all(
         isinstance(each, KeptWeight) and isinstance(each.quantised, kind) for each in held
     )

@@ -202,7 +202,7 @@ class KeptWeight(nn.Parameter):
 
     It has the shape, dtype and device of the weight, and the memory of one element. `F.linear`
     multiplies with it; `F.embedding` gives rows of a `BlockWeight`; an index is that of one of the
-    `ExpertBlocks`, and gives a parameter in its place.
+    `ExpertBlocks`, and gives a parameter in its place, by which `@` multiplies if they are across.
     """
 
     quantised: AnyQuantised | ExpertBlocks
@@ -217,6 +217,8 @@ class KeptWeight(nn.Parameter):
         if func is F.linear and held and not isinstance(held[0], ExpertBlocks):
             bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
             return held[0].product(args[0], bias)
+        if func is Tensor.matmul and held and isinstance(held[0], BlockWeight):
+            return held[0].product(args[0], None)
         if func is Tensor.__getitem__ and held and isinstance(held[0], ExpertBlocks):
             return KeptWeight.of(held[0].experts[int(args[1])], args[0].dtype)
         with torch._C.DisableTorchFunctionSubclass():
