@@ -1,7 +1,13 @@
-"""Write the table of docs/privacy.md: one transform a row, one model a group of columns.
+r"""Write the table of docs/privacy.md: one transform a row, one model a group of columns.
 
-    inlay embeds audit --model MODEL --texts TEXTS --transform noise:4 ... -o json > report.json
+    inlay embeds audit --model MODEL --texts src/inlay/demo/texts.jsonl --most-texts 30 \
+        --transform noise:4 --attackers nearest resends context -o json > report.json
     python -m scripts.privacy_tables "the demo=demo.json" "Gemma 3 270M=report.json"
+
+Attackers of the page beside `nearest`: `resends` and `context` of noise, `gram` of a rotation,
+`sorted` of a permutation, `reordered` of a shuffle, `least-squares` of a projection. Of hidden
+states `ridge` and `hidden-search` of the demo, `fast` of Gemma. Upper limits are wider the more
+attackers run.
 
 A model may be named several times, with a report of some transforms each. Of each transform and
 model the table has what `_SHOWN` read, and the most that any attacker reads, with its upper limit:
