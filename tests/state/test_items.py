@@ -89,6 +89,12 @@ def test_items_of_many_parts_are_looked_at_beside_the_event_loop(
     assert seen == [False]
 
 
+def test_no_items_are_refused_where_some_are_to_be_added(url: str) -> None:
+    id_ = post(url, "/v1/conversations", {"items": []}).json()["id"]
+    refused = post(url, f"/v1/conversations/{id_}/items", {"items": []})
+    assert (refused.status_code, error(refused)["param"]) == (400, "items")
+
+
 def picture() -> str:
     file = io.BytesIO()
     Image.new("RGB", (24, 24), (200, 30, 30)).save(file, "PNG")

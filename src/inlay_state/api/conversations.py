@@ -89,6 +89,8 @@ async def add_items(call: Call) -> None:
     """Add items at the end."""
     state = state_of(call)
     request = await read_json(call, _items)
+    if not request.items:
+        raise InvalidRequestError("items has no entries; at least one is needed", param="items")
     items = await _checked(call, request.items)
     await put_items(call, state.kept, state.owner_of(call), str(call.path_params["id"]), items)
     await call.json(ItemList(items, items[0]["id"], items[-1]["id"], has_more=False))
