@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file
 
+from tests import lifelike
 from tests.models import make
 from tests.tensors.gguf_files import Stored, gguf_bytes, stored
 
@@ -62,6 +66,15 @@ def llama_in_blocks(directory: Path, kind: str = "Q8_0") -> tuple[Path, Path]:
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     plain = make("llama", directory / "plain", **sizes, num_key_value_heads=2)
     return plain, gguf_of(plain, directory / "m.gguf", kind)
+
+
+def lifelike_in_blocks(family: str, directory: Path, kind: str = "Q8_0", **changes: Any) -> Path:
+    """Write a model of `tests.lifelike`, with loud norms if it has them; return its file."""
+    plain = directory / "plain"
+    shutil.copytree(lifelike.text(family, loud=family in lifelike.LOUD), plain)
+    weights = plain / "model.safetensors"
+    save_file({name: values.float() for name, values in load_torch(weights).items()}, weights)
+    return gguf_of(plain, directory / "m.gguf", kind, **changes)
 
 
 def tensors_of(directory: Path, kind: str = "F32") -> dict[str, Stored]:

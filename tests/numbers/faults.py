@@ -54,7 +54,7 @@ class Fault:
 def _forget_angles(into: Seeding) -> None:
     for module in into.whole.modules():
         if isinstance(module, RotaryTable):
-            module._blocks, module._table = [], None
+            module.clear()
 
 
 def _one_more(into: Seeding, norms: list[Any]) -> None:

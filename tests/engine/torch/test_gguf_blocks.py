@@ -1,5 +1,7 @@
 """Weights of GGUF files stay in their blocks on a CPU, with activations of eight bits."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from inlay.messages.prompt import Buffer, Rows, Segment, Tokens
 from inlay.tensors.blocks import TYPES
 from inlay.tensors.checkpoint import checkpoint_of
 from inlay.tensors.table import EmbeddingTable
-from tests.gguf_models import gguf_of, llama_in_blocks, tensors_of
+from tests.gguf_models import gguf_of, lifelike_in_blocks, llama_in_blocks, tensors_of
 from tests.models import tiny
 from tests.tensors.gguf_files import gguf_bytes, stored
 
@@ -40,6 +42,20 @@ pytestmark = pytest.mark.skipif(integers() is None, reason="no products in integ
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return llama_in_blocks(tmp_path_factory.mktemp("whole"))
+
+
+LIVELY: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gemma3_text": {"gemma3.attention.sliding_window_pattern": 2},
+}
+"""Families, and what their files say besides: layers of Gemma are in two groups of pages."""
+
+
+@pytest.fixture(scope="module", params=LIVELY)
+def lively(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a lifelike model."""
+    at = tmp_path_factory.mktemp("lively")
+    return lifelike_in_blocks(request.param, at, **LIVELY[request.param])
 
 
 @pytest.fixture
@@ -85,10 +101,10 @@ def test_all_matrices_stay_in_blocks_and_numbers_are_near_the_exact_ones(file: P
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_prompt_of_rows_gives_the_same_numbers_as_its_text(file: Path, dtype: str) -> None:
+def test_a_prompt_of_rows_gives_the_same_numbers_as_its_text(lively: Path, dtype: str) -> None:
     """Rows as the client looks them up, without the engine."""
-    model = load(file, dtype=dtype)
-    values = EmbeddingTable.open(file).rows(IDS[5:20], dtype)
+    model = load(lively, dtype=dtype)
+    values = EmbeddingTable.open(lively).rows(IDS[5:20], dtype)
     rows = Rows(Buffer(values.tobytes()), dtype, values.shape)
     mixed = logits(model, Tokens(IDS[:5]), rows, Tokens(IDS[20:]))
     assert torch.equal(mixed, logits(model, Tokens(IDS)))
@@ -113,11 +129,20 @@ def test_matrices_of_one_input_and_of_different_types_are_one_product(
     assert model.self_check.result == "passed"
 
 
-def test_a_model_in_blocks_can_be_batch_invariant(file: Path) -> None:
+def test_a_model_in_blocks_can_be_batch_invariant(lively: Path) -> None:
+    """Two prompts together are more than one native call takes; alone they are not."""
     native = kernels()
     if native is None or not native.products.pairs:
         pytest.skip("attention is not invariant on this CPU")
-    assert load(file, dtype="bfloat16", batch_invariant=True).batch_invariant
+    model = load(lively, dtype="bfloat16", batch_invariant=True)
+    assert model.batch_invariant
+    ends = joint.MOST // 2 + 1, joint.MOST // 2 + 2
+    together = _steps(model, ends, (0, 1))
+    for place in (0, 1):
+        alone = _steps(model, ends, (place,))
+        assert all(
+            torch.equal(found[place], own[0]) for found, own in zip(together, alone, strict=True)
+        )
 
 
 def test_what_activations_are_is_part_of_the_identity_and_is_said(file: Path) -> None:
@@ -138,27 +163,38 @@ def test_eight_bits_are_refused_where_there_are_no_blocks(file: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_layers_in_one_native_call_give_the_bits_of_their_modules(file: Path, dtype: str) -> None:
+def test_layers_in_one_native_call_give_the_bits_of_their_modules(lively: Path, dtype: str) -> None:
     """Prompts and steps that decode, one sequence and several; a hook has modules run alone."""
-    whole, apart = load(file, dtype=dtype), load(file, dtype=dtype)
+    whole, apart = load(lively, dtype=dtype), load(lively, dtype=dtype)
     assert isinstance(whole.body, JointBody)
     ran: list[object] = []
     apart.decoder_layers[0].register_forward_hook(lambda *_: ran.append(None))
-    found = [_steps(model) for model in (whole, apart)]
+    found = [[*_steps(model, ENDS, (0, 1)), *_steps(model, ENDS, (1,))] for model in (whole, apart)]
     assert len(ran) == len(found[0])
     assert whole.body._plan is not None
     assert all(map(torch.equal, *found))
 
 
-def _steps(model: CausalModel) -> list[torch.Tensor]:
-    """Logits of two prompts together, of each one's next token, and of one more alone."""
-    pages = model.new_pages(8, 16)
-    found, runs = [], [[PageRun(range(1, 5))], [PageRun(range(5, 9))]]
-    for first, end, places in ((0, 20, (0, 1)), (20, 21, (0, 1)), (21, 24, (1,))):
+ENDS = (29, 30, 33, 34)
+"""Of steps: more than a window, so many that two are one native call, and some that decode."""
+
+
+def _steps(model: CausalModel, ends: Sequence[int], places: Sequence[int]) -> list[torch.Tensor]:
+    """Logits of the prompts at `places` [places, V], in steps that each end so."""
+    groups = len(model.page_groups)
+    pages, found = model.new_pages(8 * groups, 16), []
+    runs = [
+        [PageRun(range(4 * at + 1, 4 * at + 5)) for at in range(place, 2 * groups, 2)]
+        for place in (0, 1)
+    ]
+    for first, end in pairwise((0, *ends)):
         items = [
-            BatchItem([(first, Tokens(IDS[first:end]))], first, end - first, runs[place], 1)
+            BatchItem(
+                [(first, Tokens(IDS[place:][first:end]))], first, end - first, runs[place], 1,
+                decoding=end - first == 1,
+            )
             for place in places
-        ]
+        ]  # fmt: skip
         found.append(model.forward(Batch.pack(items, 16), pages))
     return found
 
@@ -186,35 +222,38 @@ def test_a_wrong_product_with_blocks_is_found_in_its_sample_of_rows(file: Path) 
         )
 
 
-def _with_other_eps(plan: Any, norm: Any, addend: torch.Tensor | None, out: torch.Tensor) -> Any:
-    """As `_Plan._norm`, but norms of the second half of a layer have another epsilon."""
-    eps = norm.eps if addend is None else 2 * norm.eps
-    call = plan._kernels.norm_call(plan._x, addend, norm.weight, eps, out)
+def _with_other_eps(
+    plan: Any, norm: Any, x: torch.Tensor, addend: torch.Tensor | None, out: torch.Tensor
+) -> Any:
+    """As `_Plan._norm`, but norms of a sum have another epsilon."""
+    eps = norm.eps if addend is None else 1e3
+    call = plan._kernels.norm_call(x, addend, norm.weight, eps, out)
     return plan._named("add_and_norm", call)
 
 
 def test_layers_in_one_native_call_that_differ_are_left_as_modules(
-    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lively: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as context:
         context.setattr(joint._Plan, "_norm", _with_other_eps)
         with pytest.raises(EngineError, match=r"strict: layers in one call of this model differ"):
-            load(file, self_check="strict")
-        found = load(file, self_check="start")
+            load(lively, self_check="strict")
+        found = load(lively, self_check="start")
         assert "layers in one call" in caplog.text
         # A later start knows it.
-        later = load(file, self_check="start")
-        apart = load(file)
+        later = load(lively, self_check="start")
+        apart = load(lively)
         apart.decoder_layers[0].register_forward_hook(lambda *_: None)
-        wanted = _steps(apart)
+        wanted = _steps(apart, ENDS, (0, 1))
         for model in (found, later):
             assert model.self_check is not None
             assert (model.self_check.result, model.self_check.left_out) == (
                 "reduced",
                 (joint.NAME,),
             )
-            assert all(map(torch.equal, _steps(model), wanted))
-    right = load(file, self_check="full")
+            assert all(map(torch.equal, _steps(model, ENDS, (0, 1)), wanted))
+    right = load(lively, self_check="full")
+    assert len(right.page_groups) > 1 or "llama" in type(right._model).__name__.lower()
     assert right.self_check is not None
     assert right.self_check.result == "passed"
     assert isinstance(right.body, JointBody)

@@ -48,13 +48,16 @@ def test_a_norm_is_torchs_norm(native: Kernels, dtype: torch.dtype, rows: int) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 40])
-def test_a_gated_unit_is_silu_of_the_gate_times_the_other(
-    native: Kernels, dtype: torch.dtype, rows: int
+@pytest.mark.parametrize("gelu", [False, True])
+def test_a_gated_unit_is_an_activation_of_the_gate_times_the_other(
+    native: Kernels, dtype: torch.dtype, rows: int, gelu: bool
 ) -> None:
     gate, up = 20 * torch.randn(rows, 19), torch.randn(rows, 19)
     gate[0, :4] = torch.tensor([-200.0, 200.0, -88.5, 0.0])
     both = torch.cat([gate, up], 1).to(dtype)
-    near(native.silu_and_multiply(both), F.silu(both[:, :19].double()) * both[:, 19:].double())
+    gates, ups = both.double().tensor_split(2, 1)
+    activated = F.gelu(gates, approximate="tanh") if gelu else F.silu(gates)
+    near(native.multiply(both, gelu=gelu), activated * ups)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -217,9 +220,11 @@ def test_what_is_not_finite_stays_so(native: Kernels, bad: float, dtype: torch.d
     normed = native.rms_norm(x, torch.ones(32), 1e-5).float()
     assert normed[0].isfinite().all()
     assert not normed[1].isfinite().all()
-    gated = native.silu_and_multiply(torch.cat([torch.ones_like(x), x], 1)).float()
-    assert gated[0].isfinite().all()
-    assert not gated[1].isfinite().all()
+    for gelu in (False, True):
+        for pair in ([torch.ones_like(x), x], [x, torch.ones_like(x)]):
+            gated = native.multiply(torch.cat(pair, 1), gelu=gelu).float()
+            assert gated[0].isfinite().all()
+            assert not gated[1].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -38,7 +38,8 @@ class NativeAttention:
         self.pages = pages
         self._workspace = workspace
         self._kernels = kernels
-        self.slots = [*map(batch.slots.unbind().__getitem__, pages.groups)]
+        # As kernels read them: those of several groups may lie by turns.
+        self.slots = [*map(batch.slots.contiguous().unbind().__getitem__, pages.groups)]
         self._shapes: dict[tuple[int, Window], AttentionShape] = {}
 
     def attend(

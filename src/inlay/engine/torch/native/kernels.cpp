@@ -56,7 +56,7 @@ struct Gate {
     const void* gate_up;  // [T, 2 I]
     void* out;            // [T, I]
     int64_t rows, size;
-    int32_t threads;
+    int32_t threads, gelu;  // 1: the gate is GELU in its approximation by tanh; 0: SiLU
 };
 
 // A kernel that takes a pointer, and what it is to be given.
@@ -121,14 +121,16 @@ void rms_norm(T* out, const T* x, const float* weight, float eps, int64_t rows, 
     for (int64_t t = 0; t < rows; t++) normalise(out + t * size, x + t * size, weight, eps, size);
 }
 
-template <typename T>
-void silu_and_multiply(T* out, const T* gate_up, int64_t rows, int64_t size, int32_t threads) {
-#pragma omp parallel for num_threads(threads) if (rows >= WORTH_THREADS)
-    for (int64_t t = 0; t < rows; t++) {
-        const T *gate = gate_up + t * 2 * size, *up = gate + size;
-        for (int64_t i = 0; i < size; i++) {
-            const float x = load(gate[i]);
-            store(out + t * size + i, x / (1.0f + exponential(x > -88.0f ? -x : 88.0f)) * load(up[i]));
+// (1 + tanh(y)) / 2 is 1 / (1 + exp(-2 y)); with GELU, y is sqrt(2 / pi) (x + 0.044715 x^3).
+template <typename T, bool GELU>
+void gate(const Gate& a) {
+#pragma omp parallel for num_threads(a.threads) if (a.rows >= WORTH_THREADS)
+    for (int64_t t = 0; t < a.rows; t++) {
+        const T *gate = static_cast<const T*>(a.gate_up) + t * 2 * a.size, *up = gate + a.size;
+        T* out = static_cast<T*>(a.out) + t * a.size;
+        for (int64_t i = 0; i < a.size; i++) {
+            const float x = load(gate[i]), y = GELU ? x * (1.5957691216f + 0.0713548162f * x * x) : x;
+            store(out + i, x / (1.0f + exponential(y > -88.0f ? -y : 88.0f)) * load(up[i]));
         }
     }
 }
@@ -158,11 +160,6 @@ void add_and_norm(const AddAndNorm& a) {
             for (int64_t i = 0; i < a.size; i++) store(x + i, load(x[i]) + load(addend[i]));
         normalise(static_cast<T*>(a.out) + t * a.size, x, a.weight, a.eps, a.size);
     }
-}
-
-template <typename T>
-void gate(const Gate& a) {
-    silu_and_multiply(static_cast<T*>(a.out), static_cast<const T*>(a.gate_up), a.rows, a.size, a.threads);
 }
 
 // Floats by their bits: float32 as int32_t, bfloat16 as int16_t.
@@ -236,8 +233,8 @@ void inlay_prepare_bfloat16(const Prepare* a) { prepare<bf16>(*a); }
 
 void inlay_add_and_norm_float32(const AddAndNorm* a) { add_and_norm<float>(*a); }
 void inlay_add_and_norm_bfloat16(const AddAndNorm* a) { add_and_norm<bf16>(*a); }
-void inlay_gate_float32(const Gate* a) { gate<float>(*a); }
-void inlay_gate_bfloat16(const Gate* a) { gate<bf16>(*a); }
+void inlay_gate_float32(const Gate* a) { a->gelu ? gate<float, true>(*a) : gate<float, false>(*a); }
+void inlay_gate_bfloat16(const Gate* a) { a->gelu ? gate<bf16, true>(*a) : gate<bf16, false>(*a); }
 
 void inlay_run(const Call* calls, int64_t count) {
     for (int64_t i = 0; i < count; i++) calls[i].kernel(calls[i].argument);
@@ -250,13 +247,6 @@ void inlay_rms_norm_float32(
 void inlay_rms_norm_bfloat16(
     void* out, const void* x, const float* weight, float eps, int64_t rows, int64_t size, int32_t threads) {
     rms_norm(static_cast<bf16*>(out), static_cast<const bf16*>(x), weight, eps, rows, size, threads);
-}
-
-void inlay_silu_and_multiply_float32(void* out, const void* gate_up, int64_t rows, int64_t size, int32_t threads) {
-    silu_and_multiply(static_cast<float*>(out), static_cast<const float*>(gate_up), rows, size, threads);
-}
-void inlay_silu_and_multiply_bfloat16(void* out, const void* gate_up, int64_t rows, int64_t size, int32_t threads) {
-    silu_and_multiply(static_cast<bf16*>(out), static_cast<const bf16*>(gate_up), rows, size, threads);
 }
 
 void inlay_clamped_gate_float32(

@@ -42,8 +42,9 @@ _AddAndNorm = structure(
 )  # fmt: skip
 
 _Gate = structure(
-    "_Gate", gate_up=pointer, out=pointer, rows=integer, size=integer, threads=ctypes.c_int32
-)
+    "_Gate", gate_up=pointer, out=pointer, rows=integer, size=integer, threads=ctypes.c_int32,
+    gelu=ctypes.c_int32,
+)  # fmt: skip
 
 Call = structure("Call", kernel=pointer, argument=pointer)
 """A kernel, and the address of the structure that it takes."""
@@ -106,19 +107,16 @@ class Kernels:
             library, "rms_norm", pointer, pointer, pointer, number, integer, integer,
             ctypes.c_int32,
         )  # fmt: skip
-        self._silu = functions(
-            library, "silu_and_multiply", pointer, pointer, integer, integer, ctypes.c_int32
-        )
+        self._gate = functions(library, "gate", pointer)
         self._clamped = functions(
             library, "clamped_gate", pointer, pointer, integer, integer, number, number,
             ctypes.c_int32,
         )  # fmt: skip
-
         self._by_name = {
             "attention": self._attention,
             "prepare": self._prepare,
             "add_and_norm": functions(library, "add_and_norm", pointer),
-            "gate": functions(library, "gate", pointer),
+            "gate": self._gate,
         }
         self._run = library.inlay_run
         self._run.argtypes, self._run.restype = (pointer, integer), None
@@ -264,13 +262,16 @@ class Kernels:
         return out
 
     def silu_and_multiply(self, gate_up: Tensor) -> Tensor:
-        """Compute silu(gate) * up [..., I] of [..., 2 I] contiguous, gate then up."""
-        size = gate_up.shape[-1] // 2
-        out = gate_up.new_empty(*gate_up.shape[:-1], size)
-        self._silu[gate_up.dtype](
-            out.data_ptr(), gate_up.data_ptr(), gate_up.numel() // (2 * size), size,
-            torch.get_num_threads(),
-        )  # fmt: skip
+        """Compute silu(gate) * up [..., I] of [..., 2 I], as `multiply` does."""
+        return self.multiply(gate_up, gelu=False)
+
+    def multiply(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        """Compute act(gate) * up [..., I] of [..., 2 I] contiguous, gate then up.
+
+        The function is SiLU, or GELU in its approximation by tanh.
+        """
+        out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+        self._gate[out.dtype](ctypes.byref(self.gate_call(gate_up, out, gelu=gelu)))
         return out
 
     def clamped_gate(self, gate_up: Tensor, alpha: float, limit: float) -> Tensor:
@@ -336,9 +337,13 @@ class Kernels:
         )  # fmt: skip
 
     @staticmethod
-    def gate_call(gate_up: Tensor, out: Tensor) -> ctypes.Structure:
-        """Return what "gate" takes; as `silu_and_multiply`, to `out`."""
-        return _Gate(gate_up.data_ptr(), out.data_ptr(), *out.shape, torch.get_num_threads())
+    def gate_call(gate_up: Tensor, out: Tensor, *, gelu: bool) -> ctypes.Structure:
+        """Return what "gate" takes; as `multiply`, to `out`."""
+        size = out.shape[-1]
+        return _Gate(
+            gate_up.data_ptr(), out.data_ptr(), out.numel() // size, size,
+            torch.get_num_threads(), gelu,
+        )  # fmt: skip
 
 
 @cache

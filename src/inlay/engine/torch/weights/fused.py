@@ -134,17 +134,19 @@ class FusedGated(nn.Module):
     Attributes:
         gate_up: computes gates and ups, which `multiply` joins.
         multiply: likewise.
+        gelu: the gate is GELU in its approximation by tanh, not SiLU.
         down: computes the output.
     """
 
     def __init__(
-        self, module: Any, product: nn.Module, multiply: Callable[[Tensor], Tensor]
+        self, module: Any, product: nn.Module, multiply: Callable[..., Tensor], *, gelu: bool
     ) -> None:
         """Take the parts of `module`; `product` has gates and ups, which `multiply` joins."""
         super().__init__()
         self.gate_up = product
         self.down = module.down_proj
-        self.multiply = multiply
+        self.gelu = gelu
+        self.multiply: Callable[[Tensor], Tensor] = partial(multiply, gelu=gelu)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., C] to [..., C]."""
@@ -156,15 +158,18 @@ def fuse(
     model: nn.Module, layers: Sequence[LayerShape], kernels: Kernels, check: ModuleCheck
 ) -> None:
     """Replace layers of `model` on a CPU in place; other kinds are left unchanged."""
-    _replace(model, layers, check, _ATTENTION, _GATED, kernels.silu_and_multiply, None)
+    attention, gated = _ATTENTION, _GATED
+    if any(isinstance(module, BlockLinear) for module in model.modules()):
+        # Products take so little there that what is between them counts.
+        attention, gated = attention | {"Gemma3Attention"}, gated | {"Gemma3MLP"}
+    _replace(model, layers, check, attention, gated, kernels.multiply)
 
 
 def fuse_on_gpu(
     model: nn.Module, layers: Sequence[LayerShape], kernels: CudaKernels, check: ModuleCheck
 ) -> None:
     """Replace layers of `model` for kernels on CUDA in place; other kinds are left unchanged."""
-    silu, gelu = (partial(kernels.multiply, gelu=gelu) for gelu in (False, True))
-    _replace(model, layers, check, _ATTENTION_ON_GPU, _GATED_ON_GPU, silu, gelu)
+    _replace(model, layers, check, _ATTENTION_ON_GPU, _GATED_ON_GPU, kernels.multiply)
 
 
 def _replace(
@@ -173,8 +178,7 @@ def _replace(
     check: ModuleCheck,
     attention: frozenset[str],
     gated: frozenset[str],
-    silu: Callable[[Tensor], Tensor],
-    gelu: Callable[[Tensor], Tensor] | None,
+    multiply: Callable[..., Tensor],
 ) -> None:
     if check.plain:
         return
@@ -190,12 +194,10 @@ def _replace(
             elif kind in gated:
                 product = _product(child, "gate_proj", "gate_up_proj")
                 function = getattr(child, "act_fn", getattr(child, "activation_fn", None))
-                multiply = gelu if isinstance(function, GELUTanh) else None
-                if isinstance(function, nn.SiLU | SiLUActivation):
-                    multiply = silu
-                if product is None or multiply is None:
+                gelu = isinstance(function, GELUTanh)
+                if product is None or not (gelu or isinstance(function, nn.SiLU | SiLUActivation)):
                     continue
-                fused_gated = FusedGated(child, product, multiply)
+                fused_gated = FusedGated(child, product, multiply, gelu=gelu)
                 paths = [f"{path}.{name}.{part}" for part in ("gate_proj", "gate_up_proj")]
                 blocks = any(isinstance(part, BlockLinear) for part in child.modules())
                 if check.agrees(

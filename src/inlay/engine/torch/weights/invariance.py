@@ -19,7 +19,13 @@ from inlay.engine.torch.weights.linear import RMSNorm, RotaryTable
 from inlay.engine.torch.weights.linear_methods import LinearMethod
 
 _MODELS = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+    {
+        "Gemma3ForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    }
 )
 """transformers models which are nothing but the modules checked here, and sums of two tensors."""
 
@@ -47,6 +53,8 @@ def make_invariant(
             f"it is known of these families alone: {families}; this is {type(model).__name__}, "
             "with operations of torch whose order of sums may depend on the size of a batch"
         )
+    if getattr(model.config, "final_logit_softcapping", None) is not None:
+        return "how torch rounds a soft cap of logits may depend on an element's place in a tensor"
     body = model.base_model
     for path, module in model.named_modules():
         if path.endswith(".self_attn") and not isinstance(module, FusedAttention):

@@ -5,8 +5,9 @@ costs more than what they compute. The kernels are those that the modules call, 
 the bits are the modules'.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from ctypes import addressof
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -25,14 +26,14 @@ from inlay.engine.torch.weights.linear_methods import BlockLinear
 NAME = "layers in one call"
 """Of a `JointBody` among the modules that a check at start may leave out."""
 
-_BODIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"})
-"""transformers modules: layers of x + attention(norm(x)) and x + gated(norm(x)), and a norm."""
+_BODIES = frozenset({"Gemma3TextModel", "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"})
+"""transformers modules: layers of x + attention(norm(x)) and x + gated(norm(x)), and a norm.
+
+Gemma's norm what attention and the gated part give too, before it is added.
+"""
 
 MOST = 64
 """Positions of a step; for more, what is saved is little."""
-
-_CALLS, _PREPARE = 9, 2
-"""Calls of a layer, and which of them prepares attention, which follows it."""
 
 
 class Found(NamedTuple):
@@ -46,12 +47,21 @@ class Found(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """A layer: its norms, attention, and products, of which the last two are of its gated part."""
+    """A layer.
 
-    first: RMSNorm
+    Attributes:
+        norms: of attention, and of the gated part: of what goes in, and, if any, of what comes out.
+        attention: its attention.
+        products: of which the last two are of the gated part.
+        gelu: as of `FusedGated`.
+        rope: arguments of its rotary embedding, after the positions.
+    """
+
+    norms: tuple[list[RMSNorm], list[RMSNorm]]
     attention: FusedAttention
-    second: RMSNorm
     products: list[BlockProduct]
+    gelu: bool
+    rope: tuple[str, ...]
 
 
 class JointBody:
@@ -91,8 +101,11 @@ class JointBody:
             )
         if self._plan is None or self._plan.kind != (rows, torch.get_num_threads()):
             self._plan = _Plan(self._kernels, self._layers, self._body.norm, inputs_embeds[0])
-        cosine, sine = self._body.rotary_emb(inputs_embeds, position_ids)
-        return Found(self._plan.run(inputs_embeds[0], cosine[0], sine[0], own, narrowed)[None])
+        angles = {
+            rope: self._body.rotary_emb(inputs_embeds, position_ids, *rope)
+            for rope in {layer.rope for layer in self._layers}
+        }
+        return Found(self._plan.run(inputs_embeds[0], angles, own, narrowed)[None])
 
 
 class _Plan:
@@ -112,7 +125,7 @@ class _Plan:
         def memory(*shape: int) -> Tensor:
             return like.new_empty(len(like), *shape)
 
-        self._x, normed, change = (memory(like.shape[1]) for _ in range(3))
+        self._x, normed, change, ended = (memory(like.shape[1]) for _ in range(4))
         self._projected, gates = memory(project.outputs), memory(gate_up.outputs)
         self._query, self._attended = (memory(heads, out.inputs // heads) for _ in range(2))
         gated = memory(gate_up.outputs // 2)
@@ -124,20 +137,27 @@ class _Plan:
         )
         # Those that depend on the batch are put in place by `run`.
         calls: list[tuple[int | None, Any]] = []
-        addend = None
+        self._prepares: list[int] = []
+        addend: Tensor | None = None
         for layer in layers:
             first, second, third, fourth = (
                 (product.kernel(like.dtype), product.call(*pair))
                 for product, pair in zip(layer.products, pairs, strict=True)
             )
-            calls += [self._norm(layer.first, addend, normed), first]
-            calls += [self._named("prepare", None), self._named("attention", None), second]
-            calls += [self._norm(layer.second, change, normed), third]
-            calls += [self._named("gate", kernels.gate_call(gates, gated)), fourth]
-            addend = change
-        calls.append(self._norm(last, change, normed))
+            prepare, attend = self._named("prepare", None), self._named("attention", None)
+            gate = self._named("gate", kernels.gate_call(gates, gated, gelu=layer.gelu))
+            # After the first norm and product.
+            self._prepares.append(len(calls) + 2)
+            parts = (first, prepare, attend, second), (third, gate, fourth)
+            for (norm, *ends), part in zip(layer.norms, parts, strict=True):
+                calls += [self._norm(norm, self._x, addend, normed), *part]
+                addend = change
+                for end in ends:
+                    calls.append(self._norm(end, change, None, ended))
+                    addend = ended
+        calls.append(self._norm(last, self._x, addend, normed))
         # Held, as their memory is only pointed to.
-        self._kept = calls, normed, change, gates, gated
+        self._kept = calls, normed, change, ended, gates, gated
         self._last = calls[-1][1]
         self._calls = (Call * len(calls))(
             *(Call(kernel, None if call is None else addressof(call)) for kernel, call in calls)
@@ -146,19 +166,20 @@ class _Plan:
     def _named(self, name: str, call: Any) -> tuple[int | None, Any]:
         return self._kernels.kernel(name, self._dtype), call
 
-    def _norm(self, norm: RMSNorm, addend: Tensor | None, out: Tensor) -> tuple[int | None, Any]:
-        call = self._kernels.norm_call(self._x, addend, norm.weight, norm.eps, out)
+    def _norm(
+        self, norm: RMSNorm, x: Tensor, addend: Tensor | None, out: Tensor
+    ) -> tuple[int | None, Any]:
+        call = self._kernels.norm_call(x, addend, norm.weight, norm.eps, out)
         return self._named("add_and_norm", call)
 
     def run(
         self,
         x: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
+        angles: Mapping[tuple[str, ...], tuple[Tensor, Tensor]],
         paged: NativeAttention,
         narrowed: Callable[[Scoring], Scoring] | None,
     ) -> Tensor:
-        """Compute [T, C] to [T, C]; `cosine` and `sine` as in `Projection`."""
+        """Compute [T, C] to [T, C]; `angles` are cosines and sines [1, T, R] of each `rope`."""
         self._x.copy_(x)
         out = torch.empty_like(self._x)
         self._last.out = out.data_ptr()
@@ -168,17 +189,18 @@ class _Plan:
         # as to make them takes longer than two of the products.
         firsts: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         needed = 0
-        for attention in (layer.attention for layer in self._layers):
+        for layer in self._layers:
+            attention = layer.attention
             keys, values = pages.keys[attention.layer], pages.values[attention.layer]
             scoring = attention.scoring if narrowed is None else narrowed(attention.scoring)
             shape = paged.shape(attention.layer, scoring.window)
             kind = (
                 id(shape), keys.shape, attention.norms is None, attention.eps, scoring.scaling,
-                scoring.softcap, id(scoring.sinks),
+                scoring.softcap, id(scoring.sinks), layer.rope,
             )  # fmt: skip
             if kind not in firsts:
                 prepare = kernels.prepare_call(
-                    self._projected, cosine, sine, attention.norms, attention.eps,
+                    self._projected, *angles[layer.rope], attention.norms, attention.eps,
                     paged.slots[attention.layer], keys, values, self._query,
                 )  # fmt: skip
                 attend = kernels.attention_call(
@@ -194,9 +216,8 @@ class _Plan:
                 prepare.query_norm, prepare.key_norm = (x.data_ptr() for x in attention.norms)
             made.append((prepare, attend))
         workspace = paged.scratch(needed).data_ptr()
-        for number, (prepare, attend) in enumerate(made):
+        for at, (prepare, attend) in zip(self._prepares, made, strict=True):
             attend.workspace = workspace
-            at = _CALLS * number + _PREPARE
             self._calls[at].argument, self._calls[at + 1].argument = (
                 addressof(prepare), addressof(attend),
             )  # fmt: skip
@@ -216,11 +237,20 @@ def joint(body: Any, kernels: Kernels | None, left_out: Collection[str] | None) 
         attention, gated = layer.self_attn, layer.mlp
         if not (isinstance(attention, FusedAttention) and isinstance(gated, FusedGated)):
             return body
-        norms = layer.input_layernorm, layer.post_attention_layernorm
+        norms = [layer.input_layernorm], [layer.post_attention_layernorm]
+        rope: tuple[str, ...] = ()
+        if hasattr(layer, "pre_feedforward_layernorm"):
+            norms = (
+                [layer.input_layernorm, layer.post_attention_layernorm],
+                [layer.pre_feedforward_layernorm, layer.post_feedforward_layernorm],
+            )
+            rope = (body.config.layer_types[attention.layer],)
         linears = attention.project, attention.out, gated.gate_up, gated.down
         products = [each.native for each in linears if isinstance(each, BlockLinear)]
         found = [product for product in products if product is not None]
-        if len(found) < len(linears) or not all(isinstance(norm, RMSNorm) for norm in norms):
+        if len(found) < len(linears) or not all(
+            isinstance(norm, RMSNorm) for norm in chain(*norms)
+        ):
             return body
-        layers.append(_Layer(norms[0], attention, norms[1], found))
+        layers.append(_Layer(norms, attention, found, gated.gelu, rope))
     return JointBody(body, kernels, layers) if isinstance(body.norm, RMSNorm) else body

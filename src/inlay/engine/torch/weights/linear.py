@@ -96,23 +96,28 @@ class RotaryTable(nn.Module):
     def __init__(self, rotary: nn.Module) -> None:
         super().__init__()
         self._rotary = rotary
-        self._blocks: list[tuple[Tensor, Tensor]] = []
-        self._table: tuple[Tensor, Tensor] | None = None
+        self._tables: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     def clear(self) -> None:
-        """Drop the table; it is filled again as it is needed."""
-        self._blocks, self._table = [], None
+        """Drop the tables; they are filled again as they are needed."""
+        self._tables = {}
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [1, T, R], in the dtype of `x`, of positions [1, T]."""
+    def forward(self, x: Tensor, position_ids: Tensor, *kind: str) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [1, T, R], in the dtype of `x`, of positions [1, T].
+
+        Layers of each `kind` have a table, where they are told apart.
+        """
         needed = int(position_ids.max()) // _BLOCK + 1
-        if self._table is None or needed > len(self._blocks):
-            for block in range(len(self._blocks), needed):
+        table = self._tables.get(kind)
+        filled = 0 if table is None else table[0].shape[1] // _BLOCK
+        if table is None or needed > filled:
+            blocks = [] if table is None else [table]
+            for block in range(filled, needed):
                 positions = torch.arange(block * _BLOCK, (block + 1) * _BLOCK)
-                self._blocks.append(self._rotary(x, positions[None]))
-            cosines, sines = zip(*self._blocks, strict=True)
-            self._table = torch.cat(cosines, 1), torch.cat(sines, 1)
-        cosine, sine = self._table
+                blocks.append(self._rotary(x, positions[None], *kind))
+            cosines, sines = zip(*blocks, strict=True)
+            table = self._tables[kind] = torch.cat(cosines, 1), torch.cat(sines, 1)
+        cosine, sine = table
         return cosine[:, position_ids[0]], sine[:, position_ids[0]]
 
 
