@@ -176,6 +176,9 @@ def starts(model: Model) -> None:
             and not model.options
         ):
             shutil.rmtree(directory)
+            # Another group writes it again.
+            text.cache_clear()
+            lifelike.cache_clear()
     print(
         f"{model.name:40} {STARTS - failed:3} of {STARTS}  answers {max(answers):5.2f}  "
         f"layers {max(layers):5.2f}  {time.monotonic() - begun:5.0f} s",
