@@ -97,8 +97,7 @@ class CausalModel:
         decoder_layers: in their order; none where the body has them otherwise.
         projector: of the hidden states that requests ask for, or None.
         group: the ranks that have a share of the model each, or None.
-        batch_invariant: the bits of a position do not depend on what is computed beside it, on
-            chunks, or on whether it is computed again.
+        batch_invariant: a position's bits depend neither on what is beside it nor on chunks.
         self_check: result of the check at start; None without one.
     """
 
@@ -267,8 +266,9 @@ class CausalModel:
 
         def reference(parts: tuple[Any, Any], draw: int) -> Reference:
             return Reference.of(
-                parts[0], directory, max_model_len, axes=family.rope_axes, rows=rows, draw=draw
-            )
+                parts[0], directory, max_model_len,
+                axes=family.rope_axes, rows=rows, draw=draw, activations=activations,
+            )  # fmt: skip
 
         if group is not None and follows:
             found = wrap(read(), ModuleCheck())

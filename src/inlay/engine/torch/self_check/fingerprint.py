@@ -24,7 +24,7 @@ from inlay.engine.torch.self_check.reference import Reference, Scores
 
 _logger = logging.getLogger(__name__)
 
-_FORM = 5
+_FORM = 6
 """Changes with the prompts, with what is compared and with the form of the file."""
 
 

@@ -27,7 +27,13 @@ from inlay.engine.torch.self_check.prompts import (
     CheckPrompt,
     scattered_pages,
 )
-from inlay.engine.torch.self_check.reference import Heads, Reference, centred, relative
+from inlay.engine.torch.self_check.reference import (
+    Heads,
+    Reference,
+    centred,
+    relative,
+    rounding_of,
+)
 from inlay.engine.torch.weights.joint import MOST, NAME, JointBody
 from inlay.engine.torch.weights.linear import RotaryTable
 from inlay.engine.torch.weights.linear_methods import differ
@@ -136,7 +142,7 @@ def judge(model: "CausalModel", reference: Reference) -> Judgement:
 def judge_layers(model: "CausalModel", reference: Reference, answers: Judgement) -> Judgement:
     """Compare the layers too; `answers` is what `judge_answers` found."""
     with _fresh_tables(model), torch.inference_mode():
-        layers, together = _layers(model, reference, FLOOR[model.dtype])
+        layers, together = _layers(model, reference, _floor(model))
     model.forget_workspace()
     return answers._replace(layers=layers, together=together)
 
@@ -145,7 +151,7 @@ def judge_answers(model: "CausalModel", reference: Reference) -> Judgement:
     """Compare as `judge`, but no layers."""
     error, noise = logit_errors(model, reference), reference.noise
     found = {
-        place: mean_ratio(own, usual, FLOOR[model.dtype], routed=reference.routed)
+        place: mean_ratio(own, usual, _floor(model), routed=reference.routed)
         for (place, own), (_, usual) in zip(
             grouped(reference, error), grouped(reference, noise), strict=True
         )
@@ -153,6 +159,10 @@ def judge_answers(model: "CausalModel", reference: Reference) -> Judgement:
     body = model.body
     left = {NAME: body.difference} if isinstance(body, JointBody) and body.apart else {}
     return Judgement(found, (), float(noise.median()), left_out=left)
+
+
+def _floor(model: "CausalModel") -> float:
+    return FLOOR[rounding_of(model.dtype, model.activations)]
 
 
 def logit_errors(model: "CausalModel", reference: Reference) -> Tensor:

@@ -44,6 +44,15 @@ _SAMPLED, TOP = 512, 20
 """Logits that are compared: some of the same ids everywhere, and the largest at each position."""
 
 
+def rounding_of(dtype: torch.dtype, activations: str) -> torch.dtype:
+    """Return the dtype that the numbers of a model of `dtype` are as coarse as.
+
+    Activations that products take in eight bits (`activations`, of `CausalModel`) are as coarse as
+    bfloat16: rounded otherwise, one moves by 2^-8 of the largest beside it.
+    """
+    return torch.bfloat16 if activations else dtype
+
+
 def relative(found: Tensor, expected: Tensor, size: Tensor) -> Tensor:
     """Return |found - expected| / |size|, root mean squares of rows [..., N]."""
     error = (found.float() - expected.float()).norm(dim=-1)
@@ -142,6 +151,7 @@ class Reference:
         axes: int,
         rows: bool,
         draw: int = 0,
+        activations: str = "",
     ) -> "Reference":
         """Run the model's own code; layers with a sliding window see `WINDOW` positions at most.
 
@@ -152,10 +162,13 @@ class Reference:
             axes: numbers of a position.
             rows: it takes embedding vectors.
             draw: of its prompts.
+            activations: as of `CausalModel`.
         """
+        rounding = rounding_of(model.dtype, activations)
         vocab_size: int = model.config.get_text_config().vocab_size
         prompts = check_prompts(directory, vocab_size, max_model_len, rows=rows, draw=draw)
-        capture = Capture(model, getattr(model.base_model, "layers", ()), len(prompts))
+        layers = getattr(model.base_model, "layers", ())
+        capture = Capture(model, layers, len(prompts), rounding=rounding)
         with torch.inference_mode(), as_published(model, WINDOW) as attention:
             with capture.hooked():
                 hidden = _hidden(model, prompts, axes, capture.variants)
@@ -175,7 +188,7 @@ class Reference:
             noise,
             has_experts(model.config.get_text_config()),
             capture.layers,
-            _pool_reference(model, directory, axes=axes).encode(),
+            _pool_reference(model, directory, rounding, axes=axes).encode(),
             capture.modules,
         )
 
@@ -185,12 +198,14 @@ class Reference:
         return replace(self, ids=ids, logits=logits, noise=noise)
 
 
-def _pool_reference(model: Any, directory: Path, *, axes: int) -> PoolReference:
+def _pool_reference(
+    model: Any, directory: Path, rounding: torch.dtype, *, axes: int
+) -> PoolReference:
     """Run the model's own code with its own windows, at positions without gaps."""
     vocab_size: int = model.config.get_text_config().vocab_size
     prompts = check_prompts(directory, vocab_size, COUNT, rows=False)
     prompts = tuple(prompt._replace(positions=tuple(range(COUNT))) for prompt in prompts)
-    capture = Capture(model, (), len(prompts), keeps=False)
+    capture = Capture(model, (), len(prompts), keeps=False, rounding=rounding)
     with torch.inference_mode(), as_published(model) as attention, capture.hooked():
         hidden = _hidden(model, prompts, axes, capture.variants)
         first, *others = (_head(model, part).log_softmax(-1) for part in hidden)
@@ -299,9 +314,17 @@ class Capture:
     """Hooks that change variants of a pass, and keep what modules and layers are given."""
 
     def __init__(
-        self, root: nn.Module, layers: Iterable[nn.Module], prompts: int, *, keeps: bool = True
+        self,
+        root: nn.Module,
+        layers: Iterable[nn.Module],
+        prompts: int,
+        *,
+        keeps: bool = True,
+        rounding: torch.dtype | None = None,
     ) -> None:
+        """`rounding`: as `rounding_of` has it; each tensor's own dtype unless given."""
         self._keeps = keeps
+        self._rounding = rounding
         self._root = root
         self._layers = list(layers)
         self._positions = prompts * COUNT
@@ -393,7 +416,8 @@ class Capture:
 
     def _changes(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Draw relative changes of elements of `dtype`, float32 [shape]."""
-        return (2 * torch.rand(shape, generator=self._generator) - 1) * JITTER[dtype]
+        most = JITTER[self._rounding or dtype]
+        return (2 * torch.rand(shape, generator=self._generator) - 1) * most
 
     def _variants(self, tensor: Tensor) -> Tensor | None:
         """Return [V, P, ..., N]; None where rows are not positions, as in some experts."""
