@@ -263,6 +263,18 @@ ATTACKS: tuple[Attack, ...] = (
         lambda: posting(_completion(prompt="a b " * 4_000_000, truncate_prompt_tokens=100)),
     ),
     Attack(
+        "long texts",
+        "16 MB of text, 4 connections for each of four keys; the second client sends 20 KB",
+        lambda: posting(
+            _completion(prompt="a b " * 4_000_000, truncate_prompt_tokens=100),
+            keys=KEYS,
+            connections=4,
+        ),
+        asked=lambda number: _completion(
+            prompt=f"{number} " + "a b " * 5_000, truncate_prompt_tokens=100
+        ),
+    ),
+    Attack(
         "a million ids",
         "5 MB of JSON",
         lambda: posting(_completion(prompt=[5] * _MANY)),
