@@ -135,10 +135,11 @@ class Scheduler:
                 self._skip_cached(sequence)
         plan = self._plan()
         for sequence in self.running:
-            if sequence.pending and plan.lacks(sequence):
-                count_starved_step(sequence)
-            else:
+            planned = sequence.planned_in == plan.number
+            if planned or not sequence.pending or not plan.lacks(sequence):
                 sequence.starved_steps = 0
+            else:
+                count_starved_step(sequence)
         for sequence, chunk in plan.chunks.items():
             sequence.num_computed_tokens = chunk.start + chunk.count
             sequence.unread.append(chunk)
