@@ -22,6 +22,10 @@ def demo() -> Iterator[Served]:
         yield served
 
 
+REPORTS = "input[accept='.json']"
+"""Of this tab, which is drawn a moment after it is clicked: a chat has a field for files too."""
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As the command writes it."""
@@ -48,7 +52,7 @@ def test_a_report_is_drawn_as_bars_and_two_stand_side_by_side(
         opened.page.click(".tabs button:text('Audit')")
         sent: list[str] = []
         opened.page.on("request", lambda request: sent.append(request.url))
-        opened.page.set_input_files("input[type=file]", str(report))
+        opened.page.set_input_files(REPORTS, str(report))
         opened.page.locator("h2.transform").nth(1).wait_for()
         assert opened.page.locator(".side").count() == 2
         # The longest bar is as long as the share that was read.
@@ -68,7 +72,7 @@ def test_a_report_is_drawn_as_bars_and_two_stand_side_by_side(
         first = opened.page.locator(".side").first
         nearest = first.locator("li", has_text="nearest")
         nearest.filter(has_text=f"{100 * share:.0f} %").wait_for()  # it is drawn anew
-        opened.page.set_input_files("input[type=file]", str(other))
+        opened.page.set_input_files(REPORTS, str(other))
         opened.page.locator(".side").nth(3).wait_for()
         opened.shot(f"audit-two-{scheme}")
         assert sent == []
@@ -84,6 +88,6 @@ def test_a_file_that_is_no_report_is_refused_with_a_word(
         for name, content in (("a.json", b"{"), ("b.json", json.dumps(data).encode())):
             path = report.with_name(name)
             path.write_bytes(content)
-            opened.page.set_input_files("input[type=file]", str(path))
+            opened.page.set_input_files(REPORTS, str(path))
             opened.sees(f"{name} is no report of an audit.")
         assert opened.page.locator(".side").count() == 0
