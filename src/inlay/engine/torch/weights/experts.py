@@ -22,10 +22,12 @@ _ALIGNMENT = 16
 _Run: TypeAlias = tuple[int, int, int]
 """Rows that have one expert: the expert, the first of them, and how many."""
 
-EXPERT_ROUNDINGS = {torch.float32: 20, torch.bfloat16: 4}
-"""Of gate and up, of what they give together, of what an expert gives, and of their sum.
+_ROUNDINGS = 4
+"""Of gate and up, of what they give together, of what an expert gives, and of their sum."""
 
-In float32 more than these counts one code of eight bits that is rounded the other way.
+_CLAMPED = 20
+"""Likewise in float32 where the gate is clamped: one code of eight bits is rounded the other way,
+and is large beside what is left of loud inputs.
 """
 
 
@@ -47,6 +49,9 @@ class BlockExperts(nn.Module):
 
     What experts give is summed in float32 and rounded once. Where the gate is SiLU, or GPT-OSS's,
     which a native kernel then computes, the bits of a row do not depend on the others.
+
+    Attributes:
+        roundings: that it may differ by from the module that it replaces.
     """
 
     def __init__(
@@ -55,12 +60,15 @@ class BlockExperts(nn.Module):
         """Take the place of transformers' module `own`, whose gate this is."""
         super().__init__()
         self._gated: Callable[[Tensor], Tensor] = own._apply_gate
+        self.roundings = _ROUNDINGS
         usual = own._apply_gate.__name__ == "_default_apply_gate"
         if usual and isinstance(own.act_fn, nn.SiLU | SiLUActivation):
             # torch's gives parts of a row other bits where threads divide a row.
             self._gated = kernels.silu_and_multiply
         elif own._apply_gate.__qualname__ == "GptOssExperts._apply_gate":
             self._gated = partial(kernels.clamped_gate, alpha=own.alpha, limit=own.limit)
+            if own.down_proj.dtype == torch.float32:
+                self.roundings = _CLAMPED
         self._gate_up = _products(gate_up, getattr(own, "gate_up_proj_bias", None))
         self._down = _products(down, getattr(own, "down_proj_bias", None))
         self._kernels = kernels

@@ -20,7 +20,6 @@ from inlay.engine.torch.lora import LoraBank
 from inlay.engine.torch.native import Kernels, kernels
 from inlay.engine.torch.self_check.modules import MADE, MADE_FOR_BLOCKS, ModuleCheck
 from inlay.engine.torch.weights.experts import (
-    EXPERT_ROUNDINGS,
     BlockExperts,
     faster_experts,
     routed,
@@ -258,7 +257,7 @@ class _Swap(NamedTuple):
         found, expected = routed(experts, count), routed(own, count)
         return self.check.agrees(
             [place], experts.size, own.down_proj, found, expected,
-            roundings=EXPERT_ROUNDINGS[own.down_proj.dtype],
+            roundings=experts.roundings,
         )  # fmt: skip
 
     def _agrees(
