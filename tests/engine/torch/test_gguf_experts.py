@@ -64,7 +64,8 @@ def test_experts_stay_in_blocks_and_numbers_are_near_the_exact_ones(
     assert not any("experts" in name for name, _ in blocks.body.named_parameters())
     found, expected = logits(blocks, IDS), logits(exact, IDS)
     assert not torch.equal(found, expected)
-    assert float((found - expected).norm() / expected.norm()) < 0.1
+    clamped = "gpt_oss" in (made / "config.json").read_text()
+    assert float((found - expected).norm() / expected.norm()) < (0.1 if clamped else 0.05)
 
 
 def test_exact_numbers_are_those_of_the_dequantised_directory(tmp_path: Path) -> None:
