@@ -57,6 +57,7 @@ def test_the_form_follows_the_header_alone(url: str) -> None:
         ("limit=1001", "limit"),
         ("limit=x", "limit"),
         ("limit=" + "9" * 5000, "limit"),
+        ("limit=000000001" + "9" * 20, "limit"),
         ("after_id=nobody", "after_id"),
         ("before_id=nobody", "before_id"),
         ("after_id=tiny&before_id=tiny", "after_id"),

@@ -42,13 +42,20 @@ def whole_number(call: Call, name: str, usual: int, least: int, most: int) -> in
     text = call.query().get(name, [str(usual)])[0]
     if text == str(usual):
         return usual
-    is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-    if not (is_number and least <= int(text) <= most):
+    found = number_in(text, least, most)
+    if found is None:
         raise InvalidRequestError(
             f"{name} must be a whole number from {least} to {most}, got {shown_value(text)}",
             param=name,
         )
-    return int(text)
+    return found
+
+
+def number_in(text: str, least: int, most: int) -> int | None:
+    """Return a whole number that a text holds; None unless it is within bounds."""
+    # Of thousands of digits Python reads none.
+    is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if is_number and least <= int(text) <= most else None
 
 
 def is_ascending(call: Call) -> bool:

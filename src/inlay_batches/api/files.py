@@ -5,7 +5,7 @@ from typing import BinaryIO
 
 from inlay.base.errors import InvalidRequestError
 from inlay.http.bodies.form import FieldForm
-from inlay.http.paging import is_ascending
+from inlay.http.paging import is_ascending, number_in
 from inlay.http.parsed_request import read_form
 from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
@@ -62,15 +62,14 @@ def _ttl(form: FieldForm) -> int | None:
     given = form.group("expires_after")
     if not given:
         return None
-    text = given.get("seconds", "")
-    fits = text.isascii() and text.isdigit() and 3600 <= int(text[:9]) <= 2_592_000
-    if given.get("anchor") != "created_at" or not fits:
+    seconds = number_in(given.get("seconds", ""), 3600, 2_592_000)
+    if given.get("anchor") != "created_at" or seconds is None:
         raise InvalidRequestError(
             "expires_after must have anchor created_at and seconds from 3600 to 2592000, got "
             f"{shown_value(given)}",
             param="expires_after",
         )
-    return int(text)
+    return seconds
 
 
 async def list_files(call: Call) -> None:

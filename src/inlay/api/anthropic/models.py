@@ -9,6 +9,7 @@ from inlay.api.anthropic.schema import ModelInfo, ModelPage
 from inlay.api.listed import listed
 from inlay.api.parameters import MOST, USUAL
 from inlay.base.errors import InvalidRequestError
+from inlay.http.paging import whole_number
 from inlay.http.server import Call
 from inlay.messages.request import Task
 from inlay.router import ServedModel
@@ -24,9 +25,7 @@ async def list_models(call: Call) -> None:
     call.answers_with(ANTHROPIC)
     check_version(call)
     query = call.query()
-    limit = query.get("limit", [str(USUAL)])[-1]
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MOST):
-        raise InvalidRequestError(f"limit must be 1 to {MOST}, got {limit[:40]!r}", param="limit")
+    limit = whole_number(call, "limit", USUAL, 1, MOST)
     after, before = query.get("after_id", [None])[-1], query.get("before_id", [None])[-1]
     if after is not None and before is not None:
         raise InvalidRequestError("after_id and before_id cannot both be given", param="after_id")
@@ -44,7 +43,7 @@ async def list_models(call: Call) -> None:
             param = "after_id" if before is None else "before_id"
             raise InvalidRequestError(f"{param}: no model is named {cursor[:80]!r}", param=param)
         names = names[names.index(cursor) + 1 :]
-    page = list(islice(names, int(limit)))
+    page = list(islice(names, limit))
     more = len(page) < len(names)
     if before is not None:
         page.reverse()
