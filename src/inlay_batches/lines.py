@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 from blake3 import blake3
 
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError, parser_words
 from inlay.base.pace import yield_gil
 from inlay.http.bodies.base64_extractor import PARSER_ERRORS, ExtractedBody
 from inlay.store.kept.contents import Contents, Piece
@@ -155,10 +155,10 @@ _SHORT = 12 * MAX_CUSTOM_ID + 2
 
 
 def _value(given: msgspec.Raw) -> Any:
-    """Return what a field holds; of one that is too long its first bytes."""
+    """Return what a field holds; of one that is too long the beginning of its JSON."""
     text = memoryview(given)
     if not 0 < len(text) <= _SHORT:
-        return bytes(text[:_SHORT])
+        return bytes(text[:_SHORT]).decode(errors="replace")
     return msgspec.json.decode(text)
 
 
@@ -189,7 +189,8 @@ def read_line(line: Line, endpoint: str | None, max_bytes: int) -> LineRequest:
         id_, method, url = map(_value, (found.custom_id, found.method, found.url))
     except PARSER_ERRORS as error:
         raise LineError(
-            f"the line is not a JSON object of a request: {error}", code="invalid_json_line"
+            f"the line is not a JSON object of a request: {parser_words(error)}",
+            code="invalid_json_line",
         ) from error
     for name in ("custom_id", "method", "url", "body"):
         if getattr(found, name) in (msgspec.Raw(b""), msgspec.Raw(b"null")):

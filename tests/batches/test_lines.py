@@ -33,6 +33,18 @@ def test_what_stands_in_a_line_is_not_parsed_before_it_is_counted(name: str) -> 
     assert most < 1_000_000
 
 
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"custom_id":"\xff"}', "it has text that is not UTF-8"),
+        (b'{"custom_id":"%s","method":1,"url":1,"body":{}}' % (b"x" * 7000), "got '\"xxxx"),
+    ],
+)
+def test_a_bad_line_is_told_in_plain_words(data: bytes, words: str) -> None:
+    with pytest.raises(LineError, match=words):
+        read_line(Line(0, 0, len(data), data), "/v1/embeddings", len(data))
+
+
 async def test_others_run_while_a_large_file_is_kept() -> None:
     contents, turns = Contents(MemoryStorage(1 << 30)), 0
 

@@ -57,6 +57,7 @@ def test_a_malformed_body_is_a_400(url: str, body: bytes) -> None:
         response = httpx.post(url + path, content=body, headers=JSON)
         assert response.status_code == 400, response.text
         assert error(response)["type"] == "invalid_request_error"
+        assert "codec" not in error(response)["message"]
 
 
 def test_a_duplicate_key_counts_last(url: str) -> None:

@@ -43,6 +43,13 @@ def reason_of(error: BaseException) -> str:
     return _bytes.sub("", _object.sub("the file", str(error)))
 
 
+def parser_words(error: Exception) -> str:
+    """Return what a JSON parser says of a client's text, without Python's own words."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return "it has text that is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     """The OpenAI error object: what clients see under `"error"`."""
 

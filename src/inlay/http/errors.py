@@ -31,6 +31,7 @@ from inlay.base.errors import (
     ErrorBody,
     InlayError,
     InvalidRequestError,
+    parser_words,
     without_addresses,
 )
 from inlay.messages.fields import field
@@ -160,7 +161,7 @@ def from_parser(error: Exception, request: Any = None) -> InvalidRequestError:
     """
     if isinstance(error, RecursionError):
         return InvalidRequestError("The body is nested too deeply.")
-    text = str(error)
+    text = parser_words(error)
     match = _path.match(text)
     if match is not None:
         path = match["path"]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError, parser_words
 from inlay.tensors.safetensors_file import METADATA
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -113,7 +113,9 @@ def _header(file: Path, max_header: int) -> _SafetensorsHeader:
     except OSError as error:
         raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"{file} is not a safetensors file: {error}") from error
+        raise InvalidRequestError(
+            f"{file} is not a safetensors file: {parser_words(error)}"
+        ) from error
     return _SafetensorsHeader(entries, metadata, length, size)
 
 
