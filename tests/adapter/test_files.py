@@ -116,6 +116,7 @@ def test_ranks_and_scales_are_pefts(options: dict[str, Any], modules: list[str])
         ({"lora_alpha": None}, "lora_alpha must be a number"),
         ({"rank_pattern": {"(a+)+$": 2}}, "repeats nothing"),
         ({"rank_pattern": {"a" * 600: 2}}, "at most 512"),
+        ({"rank_pattern": {"(a|.)" * 60 + "b": 2}}, "at most 8"),
         ({"rank_pattern": {"(": 2}}, "pattern"),
         ({"rank_pattern": ["q_proj"]}, "must be an object"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern must be"),

@@ -116,6 +116,17 @@ class TestLocal:
             with pytest.raises(InvalidRequestError, match="may not come from"):
                 allowed.open(str(path))
 
+    @pytest.mark.parametrize(
+        "path", ["~nobody-has-this-name/a", "loop", "a" * 300, "a" * 300 + "/b"]
+    )
+    def test_a_path_that_no_file_has_is_refused(
+        self, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "loop").symlink_to("loop")
+        with pytest.raises(InvalidRequestError):
+            library("file:///", "hf://org/").open(path)
+
     def test_a_checksum_that_differs_is_refused(self, write: Write) -> None:
         path = write()
         with pytest.raises(InvalidRequestError, match="has the SHA-256"):

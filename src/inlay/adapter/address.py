@@ -70,7 +70,10 @@ def parse(text: str, *, redirected: bool = False) -> AdapterAddress:
         )
     scheme, colon, rest = text.partition("://")
     if not colon:
-        return AdapterAddress("file", "", str(Path(text).expanduser().absolute()))
+        try:
+            return AdapterAddress("file", "", str(Path(text).expanduser().absolute()))
+        except RuntimeError as error:
+            raise InvalidRequestError(f"{text[:80]!r} is below no home directory") from error
     scheme = scheme.lower()
     if scheme not in SCHEMES:
         raise InvalidRequestError(
@@ -139,6 +142,11 @@ def _below(address: AdapterAddress, prefix: AdapterAddress) -> bool:
     if address.scheme != prefix.scheme or address.host != prefix.host:
         return False
     if address.scheme == "file":
-        # Compare resolved paths: symbolic links may lead elsewhere.
-        return Path(address.path).resolve().is_relative_to(Path(prefix.path).resolve())
+        # Compare resolved paths: symbolic links may lead elsewhere, or in a circle.
+        try:
+            return Path(address.path).resolve().is_relative_to(Path(prefix.path).resolve())
+        except RuntimeError as error:
+            raise InvalidRequestError(
+                f"{address.shown} is a symbolic link that leads to itself"
+            ) from error
     return address.segments[: len(prefix.segments)] == prefix.segments

@@ -155,7 +155,15 @@ def open_adapter(
 
 def is_of_pipeline(directory: Path) -> bool:
     """Return True if what is there is in diffusers' form."""
-    return not (directory / CONFIG).exists() and (directory / PIPELINE).exists()
+    return not is_there(directory / CONFIG) and is_there(directory / PIPELINE)
+
+
+def is_there(path: Path) -> bool:
+    """Return True if a path exists; False also for one that no file may have."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _check_size(size: int, max_bytes: int) -> None:
@@ -327,7 +335,8 @@ def _size(directory: Path, name: str) -> int:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"No adapter found in {directory}: it has no {name}") from error
     except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"{name} of the adapter cannot be read: {error}") from error
+        why = getattr(error, "strerror", error)
+        raise InvalidRequestError(f"{name} of the adapter cannot be read: {why}") from error
 
 
 def _tensors(file: Path) -> dict[str, StoredTensor]:

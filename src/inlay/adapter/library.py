@@ -20,6 +20,7 @@ from inlay.adapter.files import (
     check_finite,
     content_id,
     is_of_pipeline,
+    is_there,
     open_adapter,
 )
 from inlay.adapter.s3 import request_of
@@ -118,7 +119,7 @@ class AdapterLibrary:
         hub = (
             is_hub_name(address)
             and self._allowed.allow_scheme("hf")
-            and not Path(where.path).exists()
+            and not is_there(Path(where.path))
         )
         return parse(f"hf://{address}") if hub else where
 
