@@ -207,6 +207,8 @@ def test_the_text_is_that_of_a_chat_about_each_piece(client: openai.OpenAI, hear
         ({"include[]": "logprobs"}, "include"),
         ({"language": "1"}, "language"),
         ({"temperature": "warm"}, "temperature"),
+        ({"seed": "0.5"}, "seed"),
+        ({"max_completion_tokens": "1.5"}, "max_completion_tokens"),
         ({"stream": "true", "response_format": "srt"}, "stream"),
         ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy"),
     ],

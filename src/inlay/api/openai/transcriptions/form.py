@@ -94,9 +94,9 @@ def wanted(form: FieldForm, task: Task) -> TranscriptionForm:
         prompt,
         kind,
         _number(form, "temperature", 0.0, 2.0) or 0.0,
-        None if (seed := _number(form, "seed", 0, 2**31)) is None else int(seed),
+        _whole(form, "seed", 0),
         stream,
-        None if (most := _number(form, "max_completion_tokens", 1, 2**31)) is None else int(most),
+        _whole(form, "max_completion_tokens", 1),
     )
 
 
@@ -118,3 +118,12 @@ def _number(form: FieldForm, name: str, least: float, most: float) -> float | No
             param=name,
         )
     return value
+
+
+def _whole(form: FieldForm, name: str, least: int) -> int | None:
+    value = _number(form, name, least, 2**31)
+    if value is not None and not value.is_integer():
+        raise InvalidRequestError(
+            f"{name} must be a whole number, got {shown_value(form.text(name))}", param=name
+        )
+    return None if value is None else int(value)
