@@ -13,7 +13,6 @@ turns.
     python -m benchmarks.attacks [NAME ...] [--seconds 6] [--against DIR]
 """
 
-import argparse
 import contextlib
 import http.client
 import math
@@ -34,6 +33,7 @@ import psutil
 from benchmarks import _serving, memory
 from benchmarks._attackers import KEYS, TIMEOUT, Answers, Target
 from benchmarks._attacks import ATTACKS, Attack
+from benchmarks._options import parser_of
 
 HERE = Path(__file__).resolve().parents[1]
 INTERVAL = 0.02
@@ -232,9 +232,7 @@ def name_of(checkout: Path) -> str:
 
 def main() -> None:
     names = [attack.name for attack in ATTACKS]
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "only", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all of them"
     )

@@ -6,7 +6,6 @@ them; a batch of the same requests (`/v1/batches`).
     python -m benchmarks.background [--work 64] [--requests 10] [--rounds 2]
 """
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -18,6 +17,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from benchmarks import _serving
+from benchmarks._options import parser_of
 from benchmarks.places import asked
 from inlay import demo
 
@@ -188,9 +188,7 @@ def measured(names: Sequence[str], requests: int, rounds: int, work: int = 0) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--work", type=int, default=64)
     parser.add_argument("--requests", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2)

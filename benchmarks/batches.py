@@ -9,7 +9,6 @@ until a second frontend of the same store has the batch of one that was killed; 
 state that the worker knows, and about one that it does not. On a busy machine ratios alone count.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -24,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks import _serving
+from benchmarks._options import parser_of
 from benchmarks.background import JSON, KEY, begun, call, measured
 from benchmarks.embeddings import corpus, model_directory
 from inlay import demo
@@ -135,9 +135,7 @@ def decisions(rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--texts", type=int, default=128)
     parser.add_argument("--requests", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2)

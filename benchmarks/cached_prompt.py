@@ -15,7 +15,6 @@ arrives (11.7 ms against 10.6; sender and server keep both cores busy already); 
 threads (6.4 ms against 4.5).
 """
 
-import argparse
 import base64
 import io
 import json
@@ -30,6 +29,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import _serving
+from benchmarks._options import parser_of
 from benchmarks._serving import Server
 
 SIZES = {"1 MB": 127, "4 MB": 511, "10 MB": 1276, "64 MB": 8190}
@@ -150,9 +150,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", choices=["inlay", "vllm", "dynamo"], action="append")
     options = parser.parse_args()

@@ -3,12 +3,12 @@
 python -m benchmarks.demo [--rounds N]
 """
 
-import argparse
 import statistics
 import subprocess
 import sys
 import time
 
+from benchmarks._options import parser_of
 from benchmarks._serving import Server, free_port
 
 
@@ -38,9 +38,7 @@ def once() -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     runs = [once() for _ in range(parser.parse_args().rounds)]
     seconds, megabytes = zip(*runs, strict=True)

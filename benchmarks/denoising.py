@@ -8,7 +8,6 @@ Engines take turns; printed are the median seconds of a round, images a second, 
 images are the same but for rounding, which is checked.
 """
 
-import argparse
 import asyncio
 import io
 import statistics
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from benchmarks._options import parser_of
 from inlay import demo
 from inlay.engine.settings import EngineSettings
 from inlay.messages.digest import Secret
@@ -92,7 +92,7 @@ async def measure(model: Path, size: int, images: int, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, default=demo.pipeline_dir() / "painter")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--images", type=int, default=8)

@@ -8,7 +8,6 @@ says to the other 30 with three guesses a step, whatever they cost. How often a 
 another model is another question: this one has 3,072 tokens and an invented world.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -23,6 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from benchmarks._environment import ensure
+from benchmarks._options import parser_of
 from inlay import demo
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
@@ -148,7 +148,7 @@ def write(head: EagleHead, config: LlamaConfig, directory: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     ensure("benchmarks.draft_head")

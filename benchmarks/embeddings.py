@@ -24,7 +24,6 @@ call to oneDNN for each product; weights asked for ahead. A native call has four
 as a line that one core wrote reaches another in 12 ns.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -45,6 +44,7 @@ import torch
 from tests.live import fleet
 from transformers import BertConfig, BertModel, BertTokenizerFast, Qwen3Config, Qwen3Model
 
+from benchmarks._options import parser_of
 from inlay import engine as engines
 from inlay.api.generation.truncation import Truncation
 from inlay.api.openai.embeddings.gathering import normalized
@@ -327,9 +327,7 @@ def wide(model: Path) -> Iterator[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=1000)

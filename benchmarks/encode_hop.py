@@ -42,6 +42,7 @@ from tests.models import tiny
 from tests.parts import Part
 from tests.serving import free_port, serving
 
+from benchmarks._options import parser_of
 from inlay import demo
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
@@ -225,7 +226,7 @@ def chats(rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--skip-chats", action="store_true")

@@ -15,7 +15,6 @@ decode step must read every weight once (bytes over measured read bandwidth) and
 prompt must do these (FLOPs over the measured peak of a bfloat16 product).
 """
 
-import argparse
 import json
 import os
 import random
@@ -33,6 +32,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks._environment import ensure
+from benchmarks._options import parser_of
 from benchmarks._random_models import (
     HEAD_SIZE,
     SHAPES,
@@ -359,7 +359,7 @@ def report(cases: list[Case], names: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--shape",
         choices=SHAPES,

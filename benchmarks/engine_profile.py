@@ -28,7 +28,6 @@ Tried without gain (one thread, shape of Qwen3-0.6B):
 - Logits: `aminmax` to find what is not finite (13.4 ms against 1.7); `argmax` of bfloat16.
 """
 
-import argparse
 import os
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks._options import parser_of
 from benchmarks._random_models import write_model
 from benchmarks.engine import Ours, Vllm, bandwidth, gemm_peak, prompt
 from inlay.engine.torch import lora, prompt_logprobs
@@ -292,7 +292,7 @@ def profile_prompts(directory: Path, layers: int, lengths: Sequence[int], rounds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of(__doc__)
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512])

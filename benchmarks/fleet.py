@@ -8,7 +8,6 @@ processes. Then streams: tokens and events a CPU-second of all processes, NATS i
     [BENCH_DYNAMO=/path/to/python] python -m benchmarks.fleet [--rounds N]
 """
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -23,6 +22,7 @@ from tests.parts import Part
 from transformers import AutoTokenizer
 
 from benchmarks import _serving
+from benchmarks._options import parser_of
 from benchmarks._serving import Server
 from benchmarks.cached_prompt import SIZES, Cost, cost, forms_of
 from benchmarks.frontend_streams import BODIES, exchange
@@ -103,9 +103,7 @@ def nats_server() -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", choices=["inlay", "dynamo"], action="append")
     options = parser.parse_args()

@@ -10,7 +10,6 @@ medians, the least and the greatest, in milliseconds; of requests until the firs
 the NATS server received and sent.
 """
 
-import argparse
 import shutil
 import statistics
 import tempfile
@@ -30,6 +29,7 @@ from tests.store.frontends import Frontend, Frontends, seen
 from tests.store.making import target
 from tests.transport.nats_server import NatsServer
 
+from benchmarks._options import parser_of
 from inlay.messages.prompt import Buffer, Prompt
 from inlay.messages.request import Request, Sampling
 from inlay.tensors import ReadLimits, read, write
@@ -191,7 +191,7 @@ async def measure(server: NatsServer, monitoring: int, model: str, rounds: int) 
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     rounds = parser.parse_args().rounds
     monitoring = free_port()

@@ -29,6 +29,7 @@ import uvloop
 from tests.models import tiny
 
 from benchmarks import http_choice
+from benchmarks._options import parser_of
 from inlay.api import build_app
 from inlay.base.errors import InvalidRequestError
 from inlay.base.pace import freeze_gc
@@ -231,7 +232,7 @@ async def drive(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--serve")
     parser.add_argument("--how", default="echo")
     parser.add_argument("--port", type=int, default=8231)

@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import _gpu_features
+from benchmarks._options import parser_of
 from benchmarks._random_models import write_model
 from benchmarks.engine import Vllm, prompt
 from benchmarks.engine_profile import put_adapters
@@ -297,7 +298,7 @@ def measure(path: str, wanted: Sequence[str], options: argparse.Namespace) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--model")
     parser.add_argument("--vision", help="A model that takes images.")
     parser.add_argument("--device", default="cuda")

@@ -7,7 +7,6 @@ Counts do not depend on how busy the machine is; times do, and are the least of 
     python -m benchmarks.house trace --list      and each file with its calls
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from benchmarks import _house_step, _house_weight, waiting
 from benchmarks._environment import ensure
 from benchmarks._house_trace import ROOT, files, traced_chat
+from benchmarks._options import parser_of
 
 EXTENSIONS = "inlay_"
 MEDIA = ("/media/", "/image", "/audio", "/pictures", "/sounds", "/speech", "stage", "models_before")
@@ -116,7 +116,7 @@ PARTS: dict[str, Callable[..., None]] = {
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART")
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()

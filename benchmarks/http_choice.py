@@ -7,7 +7,6 @@ alone, in this process.
     python -m benchmarks.http_choice [--quick]
 """
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -21,6 +20,8 @@ from typing import Any
 import msgspec
 import psutil
 import pybase64
+
+from benchmarks._options import parser_of
 
 MIB = 1024 * 1024
 CONNECTIONS, TOKENS, TICK = 32, 128, 0.0005
@@ -298,7 +299,7 @@ def libraries(body: bytes, text: bytes) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--serve")
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--quick", action="store_true")

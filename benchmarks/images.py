@@ -19,7 +19,6 @@ Bombs are refused from their headers: by `image_item` alone, and by the server, 
 that is refused for its JSON.
 """
 
-import argparse
 import base64
 import json
 import os
@@ -46,6 +45,7 @@ from tests.serving import serving
 from tests.vision_models import vision
 
 from benchmarks import _images
+from benchmarks._options import parser_of
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.pictures import decode
 from inlay.engine.torch.media.readers import processor_of
@@ -324,7 +324,7 @@ def bombs(directory: Path, client: httpx.Client, cpu: Callable[[], float], count
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", nargs="+", default=["files", "server"])
     chosen = parser.parse_args()

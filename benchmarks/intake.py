@@ -13,7 +13,6 @@ is the best of its turns.
     python -m benchmarks.intake [--sizes 0.1 1 10 64] [--seconds 4]
 """
 
-import argparse
 import base64
 import json
 import os
@@ -30,6 +29,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
+from benchmarks._options import parser_of
 from benchmarks._serving import HIDDEN, takes
 from inlay.api.openai.completions.route import in_completion
 from inlay.api.openai.schema.completions import CompletionRequest
@@ -194,9 +194,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--sizes", type=float, nargs="+", default=[0.1, 1, 10, 64], help="megabytes of tensor"
     )

@@ -35,6 +35,7 @@ import msgspec
 import numpy as np
 import torch
 
+from benchmarks._options import parser_of
 from benchmarks._random_models import write_model
 from inlay.base.address import Address
 from inlay.base.pace import freeze_gc
@@ -493,7 +494,7 @@ async def measure(directory: Path, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--positions", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=3)

@@ -12,7 +12,6 @@ shuffled, three at a time. The caches of the three hold all documents together, 
 Documents are new for each policy, and policies take turns. Prints one line a policy.
 """
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -28,6 +27,7 @@ from tests.models import make
 from tests.parts import Part
 from tests.transport.nats_server import NatsServer
 
+from benchmarks._options import parser_of
 from inlay.messages.digest import Secret, with_digests
 from inlay.messages.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.messages.request import Request, Sampling
@@ -127,7 +127,7 @@ async def measure(server: NatsServer, rounds: int) -> None:
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
     with ExitStack() as stack:

@@ -7,7 +7,6 @@ is counted once, with the frontend.
     python -m benchmarks.memory [--mb 64] [--at-once 1 2 4] [--forms value multipart]
 """
 
-import argparse
 import threading
 import time
 from contextlib import AbstractContextManager, suppress
@@ -19,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import _serving
+from benchmarks._options import parser_of
 from benchmarks._serving import HIDDEN, Server, rows_of, takes
 from benchmarks.cached_prompt import Form, forms_of
 
@@ -129,9 +129,7 @@ def growth(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--mb", type=int, default=64)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--forms", nargs="+", default=["value", "multipart"])

@@ -9,7 +9,6 @@ that of the server in one process. A server that is not asked costs what it cost
 printed too.
 """
 
-import argparse
 import base64
 import json
 import statistics
@@ -24,6 +23,7 @@ import psutil
 import yaml
 from tests.serving import Served, serving
 
+from benchmarks._options import parser_of
 from inlay import demo
 
 _IDLE_SECONDS = 10.0
@@ -70,7 +70,7 @@ def draw(served: Served, body: dict[str, object], images: int) -> tuple[float, b
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, default=demo.pipeline_dir() / "painter")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=20)

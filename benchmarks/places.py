@@ -7,7 +7,6 @@ alone.
     python -m benchmarks.places [--choices 128] [--max-tokens 1900] [--requests 10] [--rounds 3]
 """
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -16,6 +15,7 @@ import time
 from collections.abc import Iterator
 
 from benchmarks import _serving
+from benchmarks._options import parser_of
 from inlay import demo
 
 GREEDY, SMALL = "greedy-key", "small-key"
@@ -78,9 +78,7 @@ def small_requests(port: int, count: int) -> list[tuple[float, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--choices", type=int, default=128)
     parser.add_argument("--max-tokens", type=int, default=1900)
     parser.add_argument("--requests", type=int, default=10)

@@ -10,7 +10,6 @@ the first token, and the CPU of all processes together, for a prompt of tokens a
 and 10 MB, new rows each time; then tokens a CPU-second of all processes, for 32 streams.
 """
 
-import argparse
 import asyncio
 import os
 import shutil
@@ -29,6 +28,7 @@ from tests.models import tiny
 from tests.parts import Part
 from tests.serving import free_port
 
+from benchmarks._options import parser_of
 from inlay.engine.settings import EngineSettings
 from inlay.messages.card import Address
 from inlay.messages.digest import Secret, with_digests
@@ -190,7 +190,7 @@ async def measure(settings: EngineSettings, rounds: int) -> None:
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as model:

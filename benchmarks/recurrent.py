@@ -8,7 +8,6 @@ CPU seconds of a prompt until its first token, and of a token afterwards; the be
 taken in turns in one process. With guesses, those of a step: all of them right, or none.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
 from benchmarks._environment import ensure
+from benchmarks._options import parser_of
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache_events import CacheEventQueue
 from inlay.engine.torch.loading import core_of
@@ -149,7 +149,7 @@ def report_drafts(plain: Core, secret: Secret, drafts: int, rounds: int) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--drafts", type=int)

@@ -7,7 +7,6 @@ another file; a return to the caller is no entry, nor is waking up. The way in e
     python -m benchmarks.request_path [completions|chat]
 """
 
-import argparse
 import asyncio
 import json
 import sys
@@ -18,6 +17,7 @@ from types import FrameType
 from tests.models import tiny
 
 import inlay
+from benchmarks._options import parser_of
 from benchmarks.frontend_streams import BODIES, PacedWorker, exchange, wait_ready
 from inlay.api import build_app
 from inlay.engine.echo import EchoEngine
@@ -86,7 +86,7 @@ def own_files(way: Counter[str]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("name", choices=[*BODIES], nargs="?", default="completions")
     for title, way in zip(
         ("in", "out"), asyncio.run(traced(parser.parse_args().name)), strict=True

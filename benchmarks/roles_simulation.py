@@ -29,6 +29,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from benchmarks._options import parser_of
 from benchmarks.router_simulation import (
     BUDGET,
     PREFILL,
@@ -302,7 +303,7 @@ def outcomes(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--workers", type=int, default=18)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--apps", type=int, default=400)

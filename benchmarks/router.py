@@ -9,7 +9,6 @@ nobody has. Memory is what the process grows by while the index fills.
     python -m benchmarks.router [--blocks N ...] [--workers N ...]
 """
 
-import argparse
 import asyncio
 import gc
 import time
@@ -22,6 +21,7 @@ from typing import Never
 import msgspec
 import numpy as np
 
+from benchmarks._options import parser_of
 from inlay.messages.card import Limits, ModelCard
 from inlay.messages.commands import WorkerCommand
 from inlay.messages.digest import BLOCK_SIZE, Secret
@@ -222,7 +222,7 @@ def _percentiles(times: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--workers", type=int, nargs="*", default=[10, 1000])
     parser.add_argument("--blocks", type=int, nargs="*", default=[100_000, 1_000_000, 5_000_000])
     asked = parser.parse_args()

@@ -11,7 +11,6 @@ router's code takes is measured in CPU time.
     python -m benchmarks.router_simulation [--workers N] [--requests N] [--policies NAME ...]
 """
 
-import argparse
 import heapq
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import NamedTuple, Never
 
 import msgspec
 
+from benchmarks._options import parser_of
 from inlay.messages.card import Limits, ModelCard
 from inlay.messages.commands import WorkerCommand
 from inlay.messages.digest import BLOCK_SIZE, Secret
@@ -372,7 +372,7 @@ def lines(name: str, run: Simulation, seconds: float) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = parser_of(__doc__)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument(
         "--blocks", type=int, default=2048, help="of 16 positions, in each worker's cache"

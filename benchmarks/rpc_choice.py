@@ -25,6 +25,7 @@ import msgspec
 import psutil
 import uvloop
 
+from benchmarks._options import parser_of
 from inlay.messages.card import Address
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
@@ -363,7 +364,7 @@ async def _serve(name: str) -> None:
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--serve", choices=CARRIERS, help=argparse.SUPPRESS)
     given = parser.parse_args()

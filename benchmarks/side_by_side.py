@@ -9,7 +9,6 @@ the same with the large prompts sent to a process that reads and drops them.
     BENCH_VLLM=/path/to/python BENCH_DYNAMO=/path/to/python python -m benchmarks side_by_side
 """
 
-import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import _serving, cached_prompt, intake, memory, stalls
+from benchmarks._options import parser_of
 from benchmarks._serving import HIDDEN, Server
 
 NAMES = ("inlay", "vllm", "dynamo")
@@ -153,9 +153,7 @@ def grown(servers: Sequence[Server], model: Path, table: torch.Tensor) -> list[R
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="of cached prompts")
     parser.add_argument("--stall-rounds", type=int, default=3)
     parser.add_argument(

@@ -9,7 +9,6 @@ the payloads that the stages keep 5 s later, the bytes of requests in the fronte
 memory of each process before, half way and after.
 """
 
-import argparse
 import random
 import re
 import tempfile
@@ -26,6 +25,7 @@ import yaml
 from tests.omni_models import omni
 from tests.serving import Served, serving
 
+from benchmarks._options import parser_of
 from inlay import demo
 
 _PAINTER = {
@@ -132,7 +132,7 @@ def _resident(served: Served) -> list[int]:
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--aborted", type=int, default=1000)
     parser.add_argument("--without-prefix-cache", action="store_true")
     parser.add_argument("--images", action="store_true")

@@ -44,6 +44,7 @@ from llguidance import LLMatcher
 from safetensors.torch import load_file, save_file
 
 from benchmarks._environment import ensure
+from benchmarks._options import parser_of
 from benchmarks._random_models import write_model
 from benchmarks.engine import Ours
 from benchmarks.structured import EOS_ID, instance_of, schema_of, train
@@ -374,7 +375,7 @@ def report_draft_model(options: argparse.Namespace, directory: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tokenizer", type=Path)

@@ -29,6 +29,7 @@ from itertools import count
 import psutil
 import uvloop
 
+from benchmarks._options import parser_of
 from inlay.base.address import Address
 from inlay.base.errors import InlayError
 from inlay.messages.card import Limits, ModelCard, Stats
@@ -325,7 +326,7 @@ async def aborted(number: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--aborted", type=int, default=1000)
     parser.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)

@@ -29,7 +29,6 @@ that prepare a large prompt (they give their core up each millisecond), the end 
 step, and the kernel's own network thread. Tried without gain: `sched_yield` instead of sleeping.
 """
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -50,6 +49,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import _serving
+from benchmarks._options import parser_of
 from benchmarks._serving import Server
 from benchmarks.cached_prompt import forms_of
 
@@ -311,9 +311,7 @@ def _renamed(launch: AbstractContextManager[Server]) -> Iterator[Server]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--mb", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=3)

@@ -8,7 +8,6 @@ A tensor of 10 MiB with rows of 2048 elements, unless told otherwise. Ratios of 
 process; a memcpy is one into memory that is already mapped.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by it)
 import numpy as np
 
+from benchmarks._options import parser_of
 from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
 from inlay.store import PromptStore, Target
@@ -42,7 +42,7 @@ def median(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--mib", type=int, default=10)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     arguments = parser.parse_args()

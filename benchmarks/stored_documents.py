@@ -13,7 +13,6 @@ best of `--rounds`:
     python -m benchmarks.stored_documents [--documents 100 1000] [--rounds 3] [--parts outputs ...]
 """
 
-import argparse
 import os
 import random
 import time
@@ -28,6 +27,7 @@ from tests.live import SECRET, fleet
 from tests.models import make
 from tests.scratch import scratch
 
+from benchmarks._options import parser_of
 from benchmarks.embeddings import Peer
 from inlay.client import hidden_states
 from inlay.store import StoreSettings
@@ -189,7 +189,7 @@ def states(post: Post, rounds: int) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--documents", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--rounds", type=int, default=3)
     known = ("documents", "outputs", "states")

@@ -12,7 +12,6 @@ best of the rounds where there are rounds: in a step the masks count in full, al
 computed on other threads while the model runs.
 """
 
-import argparse
 import itertools
 import json
 import random
@@ -29,6 +28,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks._environment import ensure
+from benchmarks._options import parser_of
 from benchmarks._random_models import write_model
 from benchmarks.engine import Ours, prompt
 from inlay.engine.torch.grammar.grammars import Grammars
@@ -148,7 +148,7 @@ def measure_steps(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = parser_of(__doc__)
     parser.add_argument("--tokenizer", type=Path, help="A directory with a tokenizer.json.")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=3)

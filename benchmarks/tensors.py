@@ -8,7 +8,6 @@ and then asks `isfinite`. All of one size run in turns, so that a busy neighbour
 each figure is the best of its turns. One thread.
 """
 
-import argparse
 import base64
 import io
 import time
@@ -19,6 +18,7 @@ import numpy as np
 import pybase64
 import torch
 
+from benchmarks._options import parser_of
 from inlay.tensors import ReadLimits, read, to_rows, write
 
 HIDDEN = 1024
@@ -80,7 +80,7 @@ def best_of(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Cost of taking embeddings in, over one memcpy.")
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--sizes", type=float, nargs="+", default=[0.1, 1, 10, 64], help="megabytes of tensor"
     )

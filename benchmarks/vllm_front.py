@@ -12,7 +12,6 @@ cached prompt costs over the same as ids (`benchmarks.cached_prompt`).
 Dynamo has a vLLM of its own, of the version that it is made for.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -28,6 +27,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from benchmarks import _serving
+from benchmarks._options import parser_of
 from benchmarks._serving import Server
 from benchmarks.cached_prompt import SIZES, measure
 
@@ -133,9 +133,7 @@ def text(servers: list[Server], many: int, rounds: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--without", choices=["text", "embeds"], action="append", default=[])
     options = parser.parse_args()

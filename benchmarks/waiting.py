@@ -7,10 +7,10 @@ step looks every page up, and is shown apart.
     python -m benchmarks.waiting [--waiting 63] [--cached 32768] [--steps 200]
 """
 
-import argparse
 import statistics
 import time
 
+from benchmarks._options import parser_of
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
@@ -66,7 +66,7 @@ def measure(waiting: int, cached: int, steps: int, clients: int) -> tuple[float,
 
 def main() -> None:
     """Print a line for each number of clients."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--waiting", type=int, default=63)
     parser.add_argument("--cached", type=int, default=32768)
     parser.add_argument("--steps", type=int, default=200)

@@ -37,7 +37,9 @@ LAST_STEPS, LAST_SEED, LAST_RATE = 160, 1, 0.2
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, tune, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--out", type=Path, default=Path(inlay.demo.__file__).parent, help="folder to write to"
     )

@@ -35,7 +35,9 @@ ASKED, ROUNDS = 300, 5
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     home = Path(inlay.demo.__file__).parent
     parser.add_argument("--out", type=Path, default=home / "pipeline", help="folder to write to")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and pictures")

@@ -35,7 +35,9 @@ SHEET = Path(__file__).resolve().parents[1] / "tests" / "demo" / "held_out.png"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--out", type=Path, default=Path(inlay.demo.__file__).parent, help="folder to write to"
     )

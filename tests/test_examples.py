@@ -15,6 +15,7 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from inlay import demo
 from tests.adapters import make_prompt_tuning
+from tests.commands import run
 from tests.models import tiny
 from tests.serving import Served, serving
 
@@ -77,6 +78,21 @@ def test_help_has_a_line_for_each_command(path: Path) -> None:
     for line in lines:
         assert re.fullmatch(r"(inlay|python|pip) (?!.*\b(inlay|python|pip) ).*", line), line
     assert "RawDescriptionHelpFormatter" in text
+
+
+def test_help_of_a_benchmark_is_its_docstring_as_it_is_written() -> None:
+    text = (ROOT / "benchmarks" / "house.py").read_text(encoding="utf-8")
+    told = ast.get_docstring(ast.parse(text))
+    assert told is not None
+    assert told in run(sys.executable, "-m", "benchmarks.house", "--help", cwd=ROOT)
+
+
+def test_no_help_runs_a_docstring_together() -> None:
+    for folder in ("benchmarks", "scripts", "tests/fuzz"):
+        for path in (ROOT / folder).glob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            formatted = text.count("formatter_class=argparse.Raw")
+            assert text.count("description=__doc__") <= formatted, path
 
 
 @pytest.mark.slow

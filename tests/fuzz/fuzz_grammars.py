@@ -246,7 +246,9 @@ def _guided(options: Sequence[str]) -> None:
 
 def main() -> None:
     """Run what the module's docstring says."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--executions", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--found", type=Path, default=Path("found"))
