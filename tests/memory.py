@@ -43,6 +43,7 @@ class Memory:
             input=_SOURCE,
             text=True,
             check=True,
+            timeout=120,
         )
 
     @property

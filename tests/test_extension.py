@@ -9,6 +9,7 @@ import pytest
 
 from inlay.base.errors import InvalidRequestError
 from inlay.extension import API, BUNDLED, load, merged
+from tests.commands import run
 
 pytestmark = pytest.mark.usefixtures("started_processes")
 
@@ -54,6 +55,7 @@ def inlay(folder: Path, *words: str, **variables: str) -> subprocess.CompletedPr
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
 
 
@@ -229,7 +231,7 @@ def test_another_python_is_lent_what_this_one_has_loaded(tmp_path: Path) -> None
     package(source, "greeting", "greeter")
     made = "import sys; from pathlib import Path; from inlay.extension import lend; lend(Path(sys.argv[1]))"
     variables = {**os.environ, "PYTHONPATH": str(source), "INLAY_EXTENSIONS": "audit,greeting"}
-    subprocess.run([sys.executable, "-c", made, str(lent)], env=variables, check=True)
+    run(sys.executable, "-c", made, lent, env=variables)
     found = sorted(path.name for path in lent.iterdir())
     assert found == ["greeter", "greeter-1.0.dist-info", "inlay_audit"]
     assert inlay(lent, "greet", INLAY_EXTENSIONS="greeting").stdout == "hello\n"
@@ -242,7 +244,4 @@ def test_settings_of_an_engine_need_no_extension_that_another_python_was_not_len
         "print(EngineSettings.of(model='m').model.engine)"
     )
     variables = {**os.environ, "INLAY_EXTENSIONS": "audit"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "torch\n", done.stderr
+    assert run(sys.executable, "-c", script, env=variables) == "torch\n"

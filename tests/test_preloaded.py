@@ -39,6 +39,7 @@ def run(*words: str, directory: Path) -> tuple[int, str, str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
         cwd=directory,
         env=dict(os.environ),
     )

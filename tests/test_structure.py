@@ -227,6 +227,19 @@ def test_no_wait_loses_that_it_was_cancelled() -> None:
     assert offending(lambda path: "asyncio.wait_for(" in path.read_text(encoding="utf-8")) == {}
 
 
+def test_a_command_of_a_test_ends_in_time() -> None:
+    """One that hangs ends its test, not all of them."""
+    runs = [f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output")]
+    endless = [
+        f"{path}:{node.lineno}"
+        for path in sorted(Path(__file__).parent.rglob("*.py"))
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in runs
+        if "timeout" not in {keyword.arg for keyword in node.keywords}
+    ]
+    assert endless == []
+
+
 QUESTIONS = {"What", "Whose", "Who", "Whom", "Whether", "How", "When", "Where", "Why"}
 
 

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import re
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from inlay_tools.bench.load import LoadSender, LoadShape, SentRequest
 from inlay_tools.bench.metrics import BOUNDABLE, BenchFigures, Round, bounds_of
 from inlay_tools.bench.workload import Body
 from inlay_tools.http_client import HttpClient, RemoteServer
+from tests.commands import run
 from tests.live import Fleet
 
 pytestmark = pytest.mark.extensions("tools")
@@ -429,8 +429,7 @@ def test_neither_chat_nor_bench_needs_torch() -> None:
         "import sys; import inlay_tools.bench, inlay_tools.bench.writing, inlay_tools.chat; "
         "print([name for name in ('torch', 'transformers', 'openai') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run(sys.executable, "-c", code).strip() == "[]"
 
 
 def test_a_key_that_may_not_ask_is_one_line(

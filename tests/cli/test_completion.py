@@ -38,7 +38,11 @@ def in_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Complete:
             '_inlay; printf "%s\\n" "${COMPREPLY[@]}"; complete -p inlay >&2'
         )
         done = subprocess.run(
-            ["bash", "--norc", "-uc", code], cwd=tmp_path, capture_output=True, text=True
+            ["bash", "--norc", "-uc", code],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         assert "-F _inlay inlay" in done.stderr
@@ -60,6 +64,7 @@ def in_fish(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Complete:
             env=home,
             capture_output=True,
             text=True,
+            timeout=60,
         )
         assert (done.returncode, done.stderr) == (0, "")
         return {word.split("\t")[0] for word in done.stdout.splitlines()}
@@ -104,7 +109,7 @@ def test_fish_completes(in_fish: Complete, tmp_path: Path) -> None:
 def test_zsh_completes_at_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = script("zsh", tmp_path, capsys)
     (tmp_path / "rows.npy").write_bytes(b"")
-    checked = subprocess.run(["zsh", "-n", str(path)], capture_output=True, text=True)
+    checked = subprocess.run(["zsh", "-n", str(path)], capture_output=True, text=True, timeout=60)
     assert (checked.returncode, checked.stderr) == (0, "")
     plain = {"HOME": str(tmp_path), "TERM": "dumb"}
     with terminal("-f", program=["zsh"], width=300, environment=plain) as screen:

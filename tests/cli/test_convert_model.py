@@ -27,6 +27,7 @@ from inlay.client import SoftPrompt
 from inlay.engine.settings import EngineSettings
 from inlay.tensors.weight_files import weight_files
 from tests import adapters
+from tests.commands import run
 from tests.embedding_models import tiny_embedding, tiny_scoring
 from tests.gguf_models import gguf_of
 from tests.models import make, tiny
@@ -54,10 +55,7 @@ def run_printed(said: str) -> None:
     """Run the command that ends a message, as a shell does."""
     command = said[said.index("inlay convert") :].partition(" && ")[0]
     found = shlex.quote(sys.executable)
-    done = subprocess.run(
-        command.replace("inlay", f"{found} -m inlay.cli", 1), shell=True, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr
+    run("sh", "-c", command.replace("inlay", f"{found} -m inlay.cli", 1))
 
 
 def refused(directory: Path) -> str:
@@ -220,7 +218,7 @@ def test_the_form_before_torch_1_6_is_refused_with_a_command_that_writes_it_anew
     said = convert(directory, status=1)
     assert "has the form of torch before 1.6" in said
     command = said[said.index("python -c") :].replace("python", shlex.quote(sys.executable), 1)
-    subprocess.run(command, shell=True, check=True, capture_output=True)
+    run("sh", "-c", command)
     convert(directory)
     assert same(contents(directory), contents(tiny("llama")))
 

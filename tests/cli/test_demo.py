@@ -25,6 +25,7 @@ from inlay.cli.settings import DemoSettings
 from inlay.engine.extension_options import check_loaded
 from inlay.extension import VARIABLE
 from tests import preloaded
+from tests.commands import run
 from tests.serving import free_port
 
 START_SECONDS = 180
@@ -102,29 +103,21 @@ def test_it_shows_right_answers_in_all_four_ways(answers: list[str]) -> None:
 def test_the_curl_snippets_answer_when_pasted(begin: str, shown: Shown, answers: list[str]) -> None:
     snippet = shown.snippet(begin)
     assert shown.url in snippet
-    done = subprocess.run(["bash", "-c", snippet], capture_output=True, text=True, check=True)
-    choice = json.loads(done.stdout)["choices"][0]
+    choice = json.loads(run("bash", "-c", snippet))["choices"][0]
     text = choice["text"] if "text" in choice else choice["message"]["content"]
     assert text.strip() == answers[0]
 
 
 def test_the_openai_snippet_answers_when_pasted(shown: Shown, answers: list[str]) -> None:
-    done = subprocess.run(
-        ["bash", "-c", shown.snippet(SNIPPETS[-1])], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == answers[0]
+    assert run("bash", "-c", shown.snippet(SNIPPETS[-1])).strip() == answers[0]
 
 
 @pytest.mark.extensions("tools", "audit")
 @pytest.mark.slow
 def test_the_questions_about_embeddings_are_answered_when_pasted(shown: Shown) -> None:
-    said = []
-    for begin in SNIPPETS[2:4]:
-        done = subprocess.run(
-            ["bash", "-c", shown.snippet(begin)], capture_output=True, text=True, check=True
-        )
-        said.append(done.stdout)
-    inspected, audited = said
+    inspected, audited = (
+        run("bash", "-c", shown.snippet(begin), within=230) for begin in SNIPPETS[2:4]
+    )
     assert "8 rows of 192" in inspected
     assert "nearest tokens" in inspected
     none, noisy = audited.split("\nnoise:1: ")

@@ -2,7 +2,6 @@
 
 import io
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from PIL import Image
 from inlay import demo
 from inlay.cli.demo_draw import SHOWN, blocks
 from tests.cli.test_demo import Shown, demonstrated
+from tests.commands import run
 
 pytestmark = pytest.mark.extensions("stages")
 
@@ -46,7 +46,7 @@ def test_the_snippets_draw_when_pasted(begin: str, shown: Shown, tmp_path: Path)
     printed = shown.text[shown.text.index("Try it:\n\n") + len("Try it:\n\n") :]
     curl, python = printed.split("\n\n", 1)
     command = curl if begin == "curl" else python
-    subprocess.run(["bash", "-ec", command], check=True, cwd=tmp_path)
+    run("bash", "-ec", command, cwd=tmp_path)
     assert size(tmp_path / "drawn.png") == (16, 16)
 
 

@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from scripts.vision_demo.faults import GUESS, ROWS
 from inlay.cli.demo_images import asked, compared
 from inlay.demo import vision_examples
 from tests.cli.test_demo import Shown, demonstrated
+from tests.commands import run
 
 pytestmark = pytest.mark.extensions
 
@@ -94,8 +94,7 @@ def test_the_snippets_answer_when_pasted(begin: str, shown: Shown) -> None:
     curl, python = printed.split("\n\n", 1)
     assert curl.startswith("printf")
     snippet = curl if begin == "printf" else python
-    done = subprocess.run(["bash", "-c", snippet], capture_output=True, text=True, check=True)
-    told = done.stdout
+    told: Any = run("bash", "-c", snippet)
     if begin == "printf":
         told = json.loads(told)["choices"][0]["message"]["content"]
     assert told.strip() == asked().answer

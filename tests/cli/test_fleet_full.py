@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.commands import run
 from tests.parts import running
 from tests.serving import free_port
 from tests.store.making import upload_of
@@ -54,10 +55,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(words, check=False).returncode != 0:
+    if os.geteuid() != 0 or subprocess.run(words, check=False, timeout=60).returncode != 0:
         pytest.skip("a file system can be mounted by root alone")
     yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    run("umount", "--lazy", place)
 
 
 def test_a_stored_prompt_can_be_deleted_when_the_disk_itself_is_full(

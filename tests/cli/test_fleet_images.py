@@ -2,7 +2,6 @@
 
 import base64
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from inlay import demo
+from tests.commands import run
 from tests.parts import Part, running, workers_of
 from tests.serving import free_port, serving
 
@@ -100,10 +100,8 @@ def engine_of(part: Part) -> psutil.Process:
 def seen(nats: str, namespace: str) -> list[dict[str, Any]]:
     """The workers that `inlay status` shows."""
     words = ("status", "--nats", nats, "--namespace", namespace, "--output-json")
-    shown = subprocess.run(
-        [sys.executable, "-m", "inlay.cli", *words], check=True, capture_output=True
-    )
-    workers: list[dict[str, Any]] = json.loads(shown.stdout)["workers"]
+    shown = json.loads(run(sys.executable, "-m", "inlay.cli", *words))
+    workers: list[dict[str, Any]] = shown["workers"]
     return workers
 
 

@@ -364,7 +364,11 @@ def test_a_stage_that_is_not_there_is_refused_before_anything_starts(
     graph.write_text(yaml.safe_dump(GRAPH, sort_keys=False))
     given = [{"GRAPH": str(graph), "MODEL": str(tmp_path)}.get(word, word) for word in words]
     ran = subprocess.run(
-        [PYTHON, "-m", "inlay.cli", "worker", *given], capture_output=True, text=True, check=False
+        [PYTHON, "-m", "inlay.cli", "worker", *given],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert ran.returncode != 0
     assert said in ran.stderr

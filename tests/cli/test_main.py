@@ -14,6 +14,7 @@ from inlay.base.build import build_id
 from inlay.cli import main
 from inlay.cli.command import Command
 from inlay.cli.commands import commands
+from tests.commands import run
 
 pytestmark = pytest.mark.usefixtures("started_processes")
 
@@ -57,10 +58,10 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_package_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "inlay", "--version"], capture_output=True, text=True, check=True
+    assert (
+        run(sys.executable, "-m", "inlay", "--version")
+        == f"inlay {inlay.__version__} (build {build_id()})\n"
     )
-    assert done.stdout == f"inlay {inlay.__version__} (build {build_id()})\n"
 
 
 @pytest.mark.extensions("tools")
@@ -143,8 +144,7 @@ def test_help_needs_no_heavy_library() -> None:
         "import sys; from inlay.cli import main; main(['serve', '--help'], {}); "
         "print([name for name in ('torch', 'transformers', 'safetensors', 'openai') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert run(sys.executable, "-c", code).splitlines()[-1] == "[]"
 
 
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly() -> None:
@@ -155,6 +155,7 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly() -> None:
             [sys.executable, "-m", "inlay.cli", "serve", "--help"],
             stdout=writes,
             stderr=subprocess.PIPE,
+            timeout=120,
         )
     finally:
         os.close(writes)

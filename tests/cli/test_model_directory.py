@@ -17,6 +17,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.checks import cuda_lack
 from inlay.worker.lora_modules import check_adapters
 from tests import adapters
+from tests.commands import run
 from tests.models import tiny
 
 END_SECONDS = 120
@@ -118,8 +119,7 @@ def test_a_model_that_will_do_passes_and_torch_is_not_imported_for_it() -> None:
         f"check_model(EngineSettings.of(model={str(tiny('llama'))!r})); "
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run(sys.executable, "-c", code).strip() == "[]"
 
 
 def test_a_type_of_model_that_is_not_served_is_refused_before_anything_is_loaded(

@@ -313,7 +313,11 @@ def test_a_wrong_graph_is_one_line_before_anything_starts(
     path = tmp_path / "graph.yaml"
     path.write_text(yaml.safe_dump(GRAPH | changed))
     ran = subprocess.run(
-        [PYTHON, "-m", "inlay.cli", "serve", path], capture_output=True, text=True, check=False
+        [PYTHON, "-m", "inlay.cli", "serve", path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert ran.returncode != 0
     assert said in ran.stderr

@@ -1,7 +1,6 @@
 """Rows from the embedding table on disk are what the model itself would look up."""
 
 import json
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from inlay.base.errors import InvalidRequestError
 from inlay.client import PromptEmbedder, loads
 from tests.client.models import gemma, sparse_model
+from tests.commands import run
 from tests.models import make, tiny
 
 TEXT = "the harbour town counts its lanterns every night"
@@ -147,13 +147,7 @@ print(json.dumps({"made": made, "nearest": peak() - before, "rows": prompt.num_t
 
 @cache
 def _measured(directory: Path, what: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, str(directory), what],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(run(sys.executable, "-c", _MEASURE, directory, what))
     return result
 
 

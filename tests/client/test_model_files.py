@@ -19,6 +19,7 @@ def embed(name: str, cache: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
+        timeout=120,
     )
 
 

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 
 import msgspec
@@ -10,6 +9,7 @@ from tokenizers import Tokenizer
 
 import inlay.demo
 from inlay.demo import examples, model_dir, soft_prompt_path, soft_prompt_peft_dir
+from tests.commands import run
 
 MODEL_FILES = (
     "config.json",
@@ -40,7 +40,7 @@ def test_the_demo_package_does_not_import_torch() -> None:
         "import sys; from inlay.demo import examples, vision_examples; examples(); "
         "vision_examples(); sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    run(sys.executable, "-c", code)
 
 
 def test_examples_that_do_not_match_their_type_are_refused() -> None:

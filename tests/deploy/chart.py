@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from tests.deploy.tools import ROOT, run
+from tests.commands import run
+from tests.deploy.tools import ROOT
 
 CHART = ROOT / "deploy" / "helm" / "inlay"
 RELEASE = "inlay"

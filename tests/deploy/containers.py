@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.tools import ROOT, run, tool
+from tests.commands import run
+from tests.deploy.tools import ROOT, tool
 
 BASE = "localhost/inlay-test-base:1"
 _DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
@@ -39,7 +40,8 @@ def podman() -> tuple[str, ...]:
 
 
 def _exists(program: str, name: str) -> bool:
-    return subprocess.run([program, "image", "exists", name], check=False).returncode == 0
+    found = subprocess.run([program, "image", "exists", name], check=False, timeout=120)
+    return found.returncode == 0
 
 
 def _base(program: str) -> None:
@@ -113,7 +115,7 @@ def confined(name: str, *words: object, network: str = "host") -> str:
 def logs(name: str) -> str:
     """The end of what a container wrote."""
     words = (*podman(), "logs", "--tail", "40", name)
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     return done.stdout + done.stderr
 
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.commands import run
 from tests.deploy.chart import Object, Pod, named, pods
 from tests.deploy.containers import BASE, LIMITS, logs, podman
-from tests.deploy.tools import run
 
 _PAUSE = "inlay-pods"
 _WITHIN = 240.0

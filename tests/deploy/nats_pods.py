@@ -20,6 +20,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.commands import run
 from tests.deploy.chart import Object, Pod, named, pods, render
 from tests.deploy.tools import helms
 from tests.serving import free_port
@@ -89,7 +90,7 @@ class NatsPods:
         words = [self._here(word, number).replace("/etc/", f"{own}/etc/", 1)
                  for word in first["command"][1:]]  # fmt: skip
         assert first["command"][0] == "python3"
-        subprocess.run([sys.executable, *words], check=True)
+        run(sys.executable, *words)
         name, *arguments = self._pod.container["command"]
         assert name == "nats-server"
         words = [word.replace("/etc/", f"{own}/etc/") for word in arguments]

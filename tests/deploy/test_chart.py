@@ -21,6 +21,7 @@ from inlay.http.callers.auth import is_admin
 from inlay.http.callers.keys import read_keys
 from inlay.http.settings import FrontendSettings
 from inlay.worker.lora_modules import read_modules
+from tests.commands import run
 from tests.deploy.chart import (
     CHART,
     NAMESPACE,
@@ -33,7 +34,7 @@ from tests.deploy.chart import (
     without_made_secrets,
 )
 from tests.deploy.network import leaves, passes
-from tests.deploy.tools import ROOT, TOOLS, helms, run, tool
+from tests.deploy.tools import ROOT, TOOLS, helms, tool
 
 pytestmark = pytest.mark.deploy
 

@@ -13,9 +13,10 @@ import yaml
 
 from inlay.cli.commands import commands, known_variables
 from inlay.cli.reading import parse, read
+from tests.commands import run
 from tests.deploy.chart import CHART
 from tests.deploy.test_chart import one, rendered, settings_of
-from tests.deploy.tools import ROOT, helms, run
+from tests.deploy.tools import ROOT, helms
 
 pytestmark = pytest.mark.deploy
 

@@ -18,8 +18,9 @@ from openai import OpenAI
 
 import inlay
 from inlay.client import PromptEmbedder
+from tests.commands import run
 from tests.deploy.containers import environment, image, logs, podman
-from tests.deploy.tools import ROOT, run
+from tests.deploy.tools import ROOT
 from tests.serving import free_port
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -123,7 +124,9 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         text = run(*podman(), "exec", "inlay-test_frontend_1", "cat", "/access/keys.yaml")
         yield Up(url, yaml.safe_load(text)[0]["key"], compose)
     finally:
-        subprocess.run([*compose, "down", "--volumes"], capture_output=True, check=False)
+        subprocess.run(
+            [*compose, "down", "--volumes"], capture_output=True, check=False, timeout=300
+        )
 
 
 def _wait(url: str) -> None:
@@ -203,14 +206,15 @@ def test_a_backup_brings_stored_prompts_back_where_nats_has_lost_its_volume(up: 
     kept = asked("POST", "/v1/prompt_embeds", content=b64decode(data)).raise_for_status().json()
     script = (ROOT / "deploy" / "stored_prompts.py").read_text()
     words = [*podman(), "exec", "-i", up.container("frontend"), "python3", "-c", script]
-    saved = subprocess.run([*words, "backup"], capture_output=True, check=True).stdout
+    saved = subprocess.run([*words, "backup"], capture_output=True, check=True, timeout=120).stdout
     run(*up.compose, "down", within=300)
     run(*podman(), "volume", "rm", "inlay-test_nats")
     run(*up.compose, "up", "--detach", within=300)
     _wait(up.url)
     path = f"/v1/prompt_embeds/{kept['id']}"
     assert asked("GET", path).status_code == 404
-    done = subprocess.run([*words, "restore"], input=saved, capture_output=True, check=False)
+    words.append("restore")
+    done = subprocess.run(words, input=saved, capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
     assert b"start all frontends and workers again" in done.stderr
     run(*up.compose, "stop", "frontend", "worker-a", "worker-b", within=300)

@@ -9,8 +9,9 @@ import torch
 
 import inlay
 from inlay.base.build import build_id
+from tests.commands import run
 from tests.deploy.containers import CONFINED, LIMITS, confined, image, logs, podman
-from tests.deploy.tools import ROOT, run
+from tests.deploy.tools import ROOT
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -9,7 +9,8 @@ import pytest
 
 from inlay.cli.commands import commands
 from inlay.cli.reading import parse
-from tests.deploy.tools import ROOT, run, tool
+from tests.commands import run
+from tests.deploy.tools import ROOT, tool
 
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 LIMIT = 3.0
@@ -27,7 +28,11 @@ def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.deploy
 def test_systemd_knows_every_key(unit: Path) -> None:
     done = subprocess.run(
-        [tool("systemd-analyze"), "verify", str(unit)], capture_output=True, text=True, check=False
+        [tool("systemd-analyze"), "verify", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     # Its status is 0 for a key that it does not know; it only says so.
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

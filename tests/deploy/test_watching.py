@@ -17,8 +17,9 @@ import yaml
 from scripts.dashboard import queries
 
 from inlay.api.app import routes
+from tests.commands import run
 from tests.deploy.prometheus import RULES, Prometheus, lasting, scraping, until
-from tests.deploy.tools import ROOT, run, tool
+from tests.deploy.tools import ROOT, tool
 from tests.equality.reference import rows_of
 from tests.models import tiny
 from tests.parts import Part, running, workers_of

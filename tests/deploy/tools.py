@@ -5,7 +5,6 @@ on the path serve as well.
 """
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -28,21 +27,3 @@ def helms() -> dict[str, str]:
     found = {path.name: str(path) for path in sorted(TOOLS.glob("bin/helm*"))}
     own = shutil.which("helm")
     return found or ({} if own is None else {"helm": own})
-
-
-def run(*words: object, within: float = 120) -> str:
-    """The standard output of a command that succeeds.
-
-    Raises:
-        AssertionError: it failed; with what it said.
-    """
-    done = subprocess.run(
-        [str(word) for word in words],
-        capture_output=True,
-        text=True,
-        timeout=within,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, f"{words}: status {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout

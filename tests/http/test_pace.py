@@ -4,7 +4,6 @@ Threads in the background give way, and collections look at little.
 """
 
 import asyncio
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from inlay.http.server import LONG_BYTES, OFFLOAD_BYTES, SMALL_BYTES, Server, pr
 from inlay.messages.digest import BLOCK_SIZE, Secret, row_digests
 from inlay.messages.prompt import Buffer, Rows
 from inlay.tensors.cast import cast, largest_magnitude
+from tests.commands import run
 from tests.live import Fleet
 
 T = TypeVar("T")
@@ -196,5 +196,4 @@ def test_what_a_process_has_loaded_is_not_collected_again() -> None:
         "import gc, inlay.api.app, inlay.base.pace as pace; pace.freeze_gc();"
         "print(gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1000)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    assert run(sys.executable, "-c", code).split() == ["True", "True"]

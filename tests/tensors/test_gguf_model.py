@@ -1,7 +1,6 @@
 """A GGUF file answers as the directory that it was made from, or says why it cannot."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from inlay.tensors.checkpoint import checkpoint_of, config_of, json_of, stored_t
 from inlay.tensors.gguf_model import block_runs, read_blocks, read_values
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import EmbeddingTable
+from tests.commands import run
 from tests.gguf_models import gguf_of, tensors_of
 from tests.models import VOCAB_SIZE, make, tiny
 from tests.tensors.gguf_files import gguf_bytes, stored
@@ -252,9 +252,9 @@ def test_rows_are_the_same_without_torch_and_without_the_package_gguf(tmp_path: 
         "assert not {'torch', 'gguf', 'transformers'} & sys.modules.keys()\n"
         "print(made.rows.tobytes().hex())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    there = run(sys.executable, "-c", code)
     here = PromptEmbedder.from_pretrained(file).embed("the harbour")
-    assert done.stdout.strip() == here.rows.tobytes().hex()
+    assert there.strip() == here.rows.tobytes().hex()
     assert here.rows.dtype == "bfloat16"
 
 

@@ -1,7 +1,6 @@
 """The embedding table is found, named and read as the model reads it, without torch and without loading it."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM, GemmaConfig
 from inlay.base.errors import InvalidRequestError
 from inlay.tensors.checkpoint import check_tensors, stored_tensors
 from inlay.tensors.table import EmbeddingTable, spread
+from tests.commands import run
 from tests.models import VOCAB_SIZE, make, tiny
 
 
@@ -230,7 +230,4 @@ def test_a_large_directory_costs_little_memory(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) < 100
+    assert int(run(sys.executable, "-c", script, tmp_path)) < 100

@@ -108,5 +108,6 @@ def test_a_card_of_an_extension_that_is_not_loaded_is_not_understood() -> None:
         env={**os.environ, VARIABLE: ""},
         capture_output=True,
         check=False,
+        timeout=120,
     )
     assert b"an extension that is not loaded here (--extensions) - at `$.stage`" in without.stderr

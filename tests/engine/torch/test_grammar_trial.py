@@ -10,7 +10,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -26,6 +25,7 @@ from inlay.engine.grammar.counting import THREADS, GrammarCounter
 from inlay.engine.grammar.trial import CHEAP_BYTES, Trial, TrialProcess
 from inlay.engine.torch.grammar import grammars
 from inlay.messages.request import Grammar
+from tests.commands import run
 from tests.live import until
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 
@@ -317,10 +317,7 @@ try:
 except MemoryError:
     print("refused")
 """
-    ran: Any = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout == "refused\n"
+    assert run(sys.executable, "-c", script) == "refused\n"
 
 
 def test_many_trials_at_once_all_come_to_their_own_ends(process: TrialProcess) -> None:

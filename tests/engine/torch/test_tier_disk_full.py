@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from inlay.transport.local.arena import anonymous_file
+from tests.commands import run
 from tests.engine.torch.test_page_tiers import NAMES, keeping, runs, small, told
 from tests.models import tiny
 
@@ -40,7 +41,8 @@ def small_disk(path: Path) -> Iterator[Full]:
     """A file system of its own with room for a few pages."""
 
     def mount(*words: str) -> None:
-        done = subprocess.run(["mount", *words, path], capture_output=True, text=True)
+        command = ["mount", *words, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         if done.returncode:
             pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
 
@@ -56,7 +58,7 @@ def small_disk(path: Path) -> Iterator[Full]:
 
         yield full
     finally:
-        subprocess.run(["umount", path], check=True)
+        run("umount", path)
 
 
 @pytest.mark.parametrize("limited", [small_files, small_disk])

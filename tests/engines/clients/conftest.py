@@ -1,6 +1,5 @@
 """Servers: of the bundled model, which keeps what it is given; one that embeds; one that hears."""
 
-import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from inlay import demo
+from tests.commands import run
 from tests.serving import PYTHON, Served, serving
 
 # Other environments collect all tests, and have not these libraries.
@@ -48,7 +48,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Pa
     folder = tmp_path_factory.mktemp("sound")
     model, file = folder / "model", folder / "a.wav"
     # Models are made where servers are started: this environment has no transformers.
-    subprocess.run([PYTHON, "-c", _SOUND, model, file], check=True)
+    run(PYTHON, "-c", _SOUND, model, file)
     words = ("--served-model-name", NAME, "--max-model-len", "256", "--dtype", "float32")
     with serving(model, *words) as served:
         yield served, file

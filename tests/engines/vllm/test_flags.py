@@ -3,10 +3,11 @@
 import argparse
 import json
 import os
-import subprocess
 from typing import Any
 
 import pytest
+
+from tests.commands import run
 
 NUMBERS = ["8", "8k", "8K", "25.6k", "1m", "2M", "1g", "3G", "1t", "1T", "0k"]
 
@@ -37,8 +38,7 @@ def known() -> dict[str, Any]:
     python = os.environ.get("FRONTEND_PYTHON")
     if python is None:
         pytest.skip("FRONTEND_PYTHON names the Python with inlay's own requirements")
-    done = subprocess.run([python, "-c", TOLD], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(run(python, "-c", TOLD))
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.commands import run
 from tests.engine.torch.layer_scenes import LAYERS, Layer
 
 pytestmark = pytest.mark.engines
@@ -32,10 +33,7 @@ def test_the_kernels_compute_what_torch_does(scenes: str, dtype: str) -> None:
     # The interpreter has to be chosen before Triton is imported.
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     code = f"from tests.engine.torch.{scenes} import compare; compare({dtype!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run(sys.executable, "-c", code, within=230, env=environment)
 
 
 MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
@@ -117,9 +115,8 @@ def _compile(launched: list[tuple[Any, tuple[Any, ...], dict[str, Any]]], tmp_pa
         cubin = tmp_path / "kernel.cubin"
         cubin.write_bytes(found.asm["cubin"])
         tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        usage = subprocess.run(
-            [tool, "-res-usage", cubin], capture_output=True, text=True, check=True
-        )
+        command = [str(tool), "-res-usage", str(cubin)]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         assert " STACK:0 " in usage.stdout + usage.stderr, (given, usage.stdout)
 
 

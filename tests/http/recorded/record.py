@@ -6,7 +6,6 @@ the file as latin-1.
 
 import base64
 import json
-import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +15,8 @@ from pathlib import Path
 
 import httpx
 import openai
+
+from tests.commands import run
 
 FILE = Path(__file__).with_name("forms.json")
 LINE = b'{"custom_id": "a1", "method": "POST", "url": "/v1/embeddings", "body": {"input": "\xc3\xa9"}}\n'
@@ -80,13 +81,13 @@ def record(node: Path) -> None:
     python = [f"openai-python {version('openai')}"] * 2 + [f"httpx {version('httpx')}"]
     (node / "lines.jsonl").write_bytes(LINE)
     curl = ["curl", "-s", f"{url}/v1/files", "-F", "purpose=batch", "-F", "file=@lines.jsonl"]
-    subprocess.run(curl, check=True, cwd=node, stdout=subprocess.DEVNULL)
-    of_curl = subprocess.check_output(["curl", "--version"], text=True).split()[1]
+    run(*curl, cwd=node)
+    of_curl = run("curl", "--version").split()[1]
     (node / "record.mjs").write_text(NODE)
     script = ["node", "record.mjs", url, base64.b64encode(LINE).decode()]
-    subprocess.run(script, check=True, cwd=node)
+    run(*script, cwd=node)
     about = json.loads((node / "node_modules/openai/package.json").read_text())
-    of_node = subprocess.check_output(["node", "--version"], text=True).strip()
+    of_node = run("node", "--version").strip()
     names = [
         *python,
         f"curl {of_curl}",
