@@ -9,6 +9,7 @@ from inlay.engine.sections import ModelOptions
 from inlay.engine.settings import EngineSettings
 from inlay.engine.source import ModelSource
 from inlay.engine.torch.checks import check_settings
+from inlay.engine.weights import directory_of
 from inlay.extension import parts
 from inlay.render.tokenizer import load_tokenizer
 from inlay.tensors.checkpoint import check_tensors, config_of
@@ -52,6 +53,24 @@ def check_model(engine: EngineSettings) -> None:
             check_tensors(directory)
     if engine.model.engine == "torch":
         check_settings(engine, directory)
+
+
+def stored_form(model: str, revision: str | None) -> str | None:
+    """Return the form of a model's weights as vLLM names it; None where they are not quantised.
+
+    Of a name on the hub `config.json` is fetched.
+
+    Raises:
+        InvalidRequestError: there is no such model, or it has no `config.json`.
+    """
+    directory = local_directory(model)
+    if directory is None and ":" not in model:
+        directory = directory_of(model, revision, ["config.json"])
+    if directory is None or is_gguf(directory):
+        return "gguf"
+    config = config_of(directory)
+    stored = config.get("quantization_config") or config.get("compression_config")
+    return str(stored.get("quant_method")) if isinstance(stored, dict) else None
 
 
 def _gguf_refused(options: ModelOptions) -> str | None:

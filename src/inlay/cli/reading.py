@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from inlay.cli.command import Command, UsageError
 from inlay.cli.options import ENVIRONMENT_PREFIX, Option, Options
-from inlay.cli.vllm_flags import OURS, Unknown, advice, num_values, passed_over
+from inlay.cli.vllm_flags import FORMS, OURS, Unknown, advice, num_values, passed_over
 from inlay.engine.ranks import split_flag
 from inlay.extension import FLAG as EXTENSIONS_FLAG
 from inlay.extension import VARIABLE as EXTENSIONS_VARIABLE
@@ -113,6 +113,7 @@ def read(
     unknown = _not_passed_over(command, words.unknown, given)
     if unknown:
         raise UsageError(_unknown_flags(command, unknown, given))
+    _pass_over_form(command, given)
     for option in command.options.positionals:
         if option.field.is_required() and option.name not in given:
             raise UsageError(f"{option.flag} is missing{command.suggest()}")
@@ -352,6 +353,33 @@ def _not_passed_over(
         else:
             _logger.warning("%s has no effect: %s", flag.name, reason)
     return kept
+
+
+def _pass_over_form(command: Command, given: dict[str, RawValue]) -> None:
+    """Drop vLLM's `--quantization` where it names the form that the checkpoint has; say so.
+
+    Raises:
+        UsageError: the checkpoint has another form.
+    """
+    item = given.get("quantization")
+    form = None if item is None else FORMS.get(str(item.value))
+    if item is None or form is None or "model" not in given:
+        return
+    # Late: what reads a model takes its time to import.
+    from inlay.cli.model_directory import stored_form
+
+    model, revision = str(given["model"].value), given.get("revision")
+    stored = stored_form(model, None if revision is None else str(revision.value))
+    if stored != form:
+        is_ = "not quantised" if stored is None else f"stored as {stored}"
+        own = "" if _engine(command, given) == "vllm" else "--engine vllm "
+        raise UsageError(
+            f"{item.source} {item.value}: {model} is {is_}; allowed: nothing, as a checkpoint says "
+            "its form itself; int8 or q4_k, which round a plain one as it is loaded, on a CPU; "
+            f"vLLM's own: {own}-- --quantization {item.value}"
+        )
+    _logger.warning("%s has no effect: %s says itself that it is %s", item.source, model, stored)
+    del given["quantization"]
 
 
 def _unknown_flags(

@@ -9,6 +9,7 @@ from inlay.cli.options import Option
 from inlay.cli.vllm_flags import (
     ENGINE_SWITCHES,
     ENGINE_VALUES,
+    FORMS,
     HARMLESS_SWITCHES,
     HARMLESS_VALUES,
     INSTEAD,
@@ -108,6 +109,9 @@ def _vllm_rows() -> Iterator[tuple[str, str, str]]:
     for flag, values in NEUTRAL.items():
         for value in sorted(values):
             yield f"{flag} {value}", "ignored", "It holds here anyway."
+    forms = ", ".join(f"`{form}`" for form in sorted(FORMS))
+    said = f"Where FORM is the checkpoint's, as it says itself; else refused. FORM: {forms}."
+    yield "--quantization FORM", "ignored", said
 
 
 def _listed(names: Iterable[str]) -> str:

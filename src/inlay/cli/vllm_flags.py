@@ -235,6 +235,23 @@ NEUTRAL: Mapping[str, frozenset[str]] = {
 }
 """Values of flags that ask for nothing but what holds here anyway."""
 
+FORMS: Mapping[str, str] = {
+    **{
+        name: name
+        for name in (
+            "awq", "bitsandbytes", "compressed-tensors", "experts_int8", "fbgemm_fp8", "fp8",
+            "fp8_per_block", "fp8_per_channel", "fp8_per_tensor", "gguf", "gptq", "inc",
+            "int8_per_channel_weight_only", "modelopt", "modelopt_fp4", "moe_wna16", "mxfp4",
+            "mxfp8", "nvfp4_per_token", "online", "quark", "torchao",
+        )
+    },
+    **dict.fromkeys(("auto_awq", "awq_marlin"), "awq"),
+    **dict.fromkeys(("auto_gptq", "gptq_marlin"), "gptq"),
+    "deepseek_v4_fp8": "fp8",
+    "gpt_oss_mxfp4": "mxfp4",
+}  # fmt: skip
+"""Values of vLLM's `--quantization`, and the form of a checkpoint that has no need of them."""
+
 
 class Unknown(NamedTuple):
     """A flag that a command does not have.

@@ -1,0 +1,46 @@
+"""vLLM's `--quantization`, which names a form that a checkpoint says itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_settings import refusal, serve
+
+FORM = {
+    "fp8": "fp8",
+    "awq_marlin": "awq",
+    "gptq": "gptq",
+    "compressed-tensors": "compressed-tensors",
+}
+
+
+@pytest.mark.parametrize("flag", FORM)
+def test_vllms_quantization_is_said_to_do_nothing_where_the_checkpoint_has_that_form(
+    flag: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": FORM[flag]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = str(tmp_path)
+    assert serve(model, "--quantization", flag) == serve(model, "-q", flag) == serve(model)
+    assert (
+        f"--quantization has no effect: {model} says itself that it is {FORM[flag]}" in caplog.text
+    )
+    message = refusal(model, environ={"INLAY_QUANTIZATION": "bitsandbytes"})
+    assert (
+        f"INLAY_QUANTIZATION bitsandbytes: {model} is stored as {FORM[flag]}; allowed: " in message
+    )
+
+
+def test_vllms_quantization_of_a_plain_checkpoint_is_answered_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    model = str(tmp_path)
+    message = refusal(model, "--quantization", "fp8")
+    assert f"--quantization fp8: {model} is not quantised; allowed: " in message
+    assert "on a CPU; vLLM's own: --engine vllm -- --quantization fp8" in message
+    message = refusal(model, "--quantization", "fp8", "--engine", "vllm")
+    assert "; vLLM's own: -- --quantization fp8" in message
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(20))
+    assert serve(f"{model}/m.gguf", "--quantization", "gguf") == serve(f"{model}/m.gguf")
