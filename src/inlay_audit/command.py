@@ -105,10 +105,11 @@ def run(settings: AuditSettings) -> int:
         console.out("\n".join(["", *NOTES]) + "\n")
     failed, unjudged = gate.failures(found), gate.unjudged(found, len(audit.prompts))
     if settings.svg is not None:
-        write_bytes(chart(found).encode(), settings.svg)
+        write_bytes(chart(found).encode(), settings.svg, "--svg")
     if settings.report is not None:
         digest = hashlib.sha256(texts).hexdigest()
-        write_bytes(document(data, found, settings.model, digest).encode(), settings.report)
+        page = document(data, found, settings.model, digest)
+        write_bytes(page.encode(), settings.report, "--report")
     if not told:
         console.out(
             msgspec.json.encode(data | {"failures": failed, "unjudged": unjudged}).decode() + "\n"

@@ -190,7 +190,7 @@ def read_texts(data: bytes, name: str) -> list[Text]:
     `names` and `others`, entities that stand in it, and `answer`.
 
     Raises:
-        InvalidRequestError: not UTF-8, a line that is no such object, a text that is too long.
+        InvalidRequestError: not UTF-8, no text, a line that is no such object, a text too long.
     """
     try:
         lines = data.decode("utf-8-sig").splitlines()
@@ -215,6 +215,8 @@ def read_texts(data: bytes, name: str) -> list[Text]:
                 f"{MAX_CHARACTERS}. Cut it into pieces"
             )
         found.append(text)
+    if not found:
+        raise InvalidRequestError(f"{name} holds no text")
     return found
 
 

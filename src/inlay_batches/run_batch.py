@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from inlay.base.errors import InlayError, OverloadedError, RateLimitedError
+from inlay.base.errors import InlayError, OverloadedError, RateLimitedError, why_unusable
 from inlay.cli.command import FileError, UsageError
 from inlay.cli.process import Console
 from inlay.http.errors import error_json
@@ -81,7 +81,9 @@ def run(settings: RunBatchSettings, extra_args: Sequence[str]) -> int:
             return asyncio.run(work.run(settings.max_inflight))
     except OSError as error:
         name = error.filename or settings.output_file
-        raise FileError(f"{name}: {error.strerror}; --resume goes on from there") from error
+        # It has a name where it could not be opened: nothing was asked then.
+        more = "" if error.filename else "; --resume goes on from there"
+        raise FileError(f"{name}: {why_unusable(error)}{more}") from error
 
 
 def _lines(file: BinaryIO) -> Iterator[Line]:

@@ -25,7 +25,7 @@ import msgspec
 
 import inlay
 from inlay.base import extras
-from inlay.base.errors import InlayError
+from inlay.base.errors import InlayError, why_unusable
 from inlay.cli.process import Console
 from inlay.extension import FLAG, extensions, installed
 from inlay_tools.settings import DoctorSettings
@@ -233,7 +233,7 @@ def _certificate(certificate: Path, key: Path | None) -> Finding:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
         left = expiry(certificate.read_text("ascii")) - time.time()
     except (OSError, ValueError) as error:
-        return Finding("fails", "certificate", f"{certificate}: {error}")
+        return Finding("fails", "certificate", f"{certificate}: {why_unusable(error)}")
     said = f"{certificate}: {left / 86400:.0f} days left"
     return Finding("fails" if left <= 0 else "note" if left < _SOON else "ok", "certificate", said)
 
@@ -288,7 +288,7 @@ def _quality(name: str, file: Path, settings: DoctorSettings) -> Finding:
             return Finding("fails", "quality", f"{file} has fewer than {WINDOW} tokens, the fewest")
         found = quality_of(given, windows)
     except (OSError, UnicodeDecodeError) as error:
-        return Finding("fails", "quality", f"{file} cannot be read: {error}")
+        return Finding("fails", "quality", f"{file} cannot be read: {why_unusable(error)}")
     except InlayError as error:
         return Finding("fails", "quality", " ".join(error.message.split()))
     said = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pybase64
 
-from inlay.base.errors import EmbeddingsError
+from inlay.base.errors import EmbeddingsError, why_unusable
 from inlay.cli.command import UsageError
 from inlay.cli.process import Console
 from inlay.client import EmbeddedMedia, EmbeddedPrompt, MediaEncoder, PromptEmbedder
@@ -97,7 +97,7 @@ def _messages(path: Path) -> list[dict[str, Any]]:
     try:
         messages = json.loads(read(path, f"--messages {path}"))
     except ValueError as error:
-        raise UsageError(f"--messages {path}: not JSON: {error}") from error
+        raise UsageError(f"--messages {path}: not JSON: {why_unusable(error)}") from error
     if isinstance(messages, dict):
         messages = messages.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from inlay.base.errors import why_unusable
 from inlay.cli.command import FileError, UsageError
 from inlay.client.prompts import Array
 from inlay_tools.settings import ConvertSettings, EncodeSettings
@@ -22,7 +23,7 @@ def opening(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FileError(f"{name}: {error.strerror}") from error
+        raise FileError(f"{name}: {why_unusable(error)}") from error
 
 
 def read(path: Path, name: str | None = None) -> bytes:
@@ -41,14 +42,17 @@ def read_to_send(path: Path) -> bytes:
     """All of a file, or of standard input where `path` is -, for a server.
 
     Raises:
-        FileError: it cannot be read, or is too large for any server.
+        FileError: it cannot be read, is empty, or is too large for any server.
     """
     if str(path) != "-":
         with opening(str(path)):
             size = path.stat().st_size
         if size > MAX_SENT_BYTES:
             raise FileError(f"{path}: {size} bytes; up to {MAX_SENT_BYTES} can be sent")
-    return read(path)
+    data = read(path)
+    if not data:
+        raise FileError(f"{named(path)}: it is empty")
+    return data
 
 
 def named(path: Path) -> str:
@@ -64,8 +68,8 @@ def standard_input() -> str:
         raise UsageError(f"standard input is not UTF-8 text: {error.reason}") from error
 
 
-def write_bytes(data: bytes, output: Path | None) -> None:
-    """Write a result to the file of `--output`, or to standard output.
+def write_bytes(data: bytes, output: Path | None, flag: str = "--output") -> None:
+    """Write a result to the file that `flag` names, or to standard output.
 
     Raises:
         FileError: the file cannot be written.
@@ -74,7 +78,7 @@ def write_bytes(data: bytes, output: Path | None) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return
-    with opening(f"--output {output}"):
+    with opening(f"{flag} {output}"):
         output.write_bytes(data)
 
 

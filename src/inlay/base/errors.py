@@ -30,6 +30,7 @@ Path: TypeAlias = tuple[str | int, ...]
 
 _steps = re.compile(r"\[(\d+)\]|([^.\[]+)")
 _object = re.compile(r"<([^<>]{1,200}?)(?: object)? at 0x[0-9a-fA-F]+>")
+_openssl = re.compile(r"^\[[A-Z0-9_: ]+\] | \(_ssl\.c:\d+\)$")
 _bytes = re.compile(r"(?<![^\s(\[=:])b(?='[^']*')")
 
 
@@ -48,6 +49,21 @@ def parser_words(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return "it has text that is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def why_unusable(error: Exception) -> str:
+    """Return why a file of whoever runs a command cannot be read or written."""
+    match error:
+        case IsADirectoryError():
+            return "it is a directory, and must be a file"
+        case FileExistsError():
+            return "it is a file, and must be a directory"
+        case UnicodeDecodeError():
+            return "it is not UTF-8 text"
+    said = getattr(error, "strerror", None) or str(error)
+    if "PEM lib" in said:
+        return "they must be a certificate and its key in PEM, without a password"
+    return " ".join(_openssl.sub("", said).split())
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):

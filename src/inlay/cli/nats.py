@@ -14,11 +14,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from inlay.base import extras
-from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.base.errors import EngineError, InvalidRequestError, why_unusable
 from inlay.base.parent import end_with_parent
 from inlay.cli.process import Console
 from inlay.cli.settings import NatsServerSettings
 from inlay.http.address import check_address
+from inlay.transport.nats.settings import public_key_in
 
 _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 10.0
@@ -94,7 +95,7 @@ async def _host(settings: NatsServerSettings, extra_args: Sequence[str], console
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidRequestError(f"{directory} cannot be made: {error.strerror}") from error
+        raise InvalidRequestError(f"{directory} cannot be made: {why_unusable(error)}") from error
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -246,12 +247,7 @@ def public_key(file: Path) -> str:
         pass
     except OSError as error:
         raise InvalidRequestError(f"{file} cannot be made: {error.strerror}") from error
-    try:
-        key: str = nkeys.from_seed(file.read_bytes().strip()).public_key.decode()
-    except OSError as error:
-        raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
-    except (nkeys.NkeysError, ValueError) as error:
-        raise InvalidRequestError(f"{file} has no nkey seed: {error}") from error
+    key = public_key_in(file)
     if not key.startswith("U"):
         raise InvalidRequestError(f"{file} has the seed of no user: its public key is {key}")
     return key

@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from inlay.base.errors import why_unusable
 from inlay.cli.command import Command, UsageError
 from inlay.cli.options import ENVIRONMENT_PREFIX, Option, Options
 from inlay.cli.vllm_flags import FORMS, OURS, Unknown, advice, num_values, passed_over
@@ -257,13 +258,13 @@ def _table(path: Path) -> dict[object, object]:
         text = path.read_text(encoding="utf-8-sig")
         table = tomllib.loads(text) if suffix == ".toml" else yaml.safe_load(text)
     except OSError as error:
-        raise UsageError(f"config file {str(path)!r}: {error.strerror}") from error
+        raise UsageError(f"config file {str(path)!r}: {why_unusable(error)}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f" line {mark.line + 1}, column {mark.column + 1}:"
         raise UsageError(f"config file {str(path)!r}:{where} {error.problem}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"config file {str(path)!r}: {' '.join(str(error).split())}") from error
+        raise UsageError(f"config file {str(path)!r}: {why_unusable(error)}") from error
     if table is None:
         return {}
     if not isinstance(table, dict):

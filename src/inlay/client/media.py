@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.base.errors import EngineError, InvalidRequestError, why_unusable
 from inlay.client.connection import JSON, RETRIES, ApiClient, Question, Steps, asked
 from inlay.client.prompts import Array, container
 from inlay.client.uploader import Uploader, image_type
@@ -136,7 +136,7 @@ def media_bytes(file: MediaFile) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise InvalidRequestError(f"{str(file)!r}: {error.strerror}") from error
+        raise InvalidRequestError(f"{str(file)!r}: {why_unusable(error)}") from error
 
 
 class _Element(msgspec.Struct):

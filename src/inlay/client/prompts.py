@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
-from inlay.base.errors import BodyTooLargeError, EmbeddingsError, InvalidRequestError
+from inlay.base.errors import BodyTooLargeError, EmbeddingsError, InvalidRequestError, why_unusable
 from inlay.client.uploader import AsyncUploader, Uploader
 from inlay.tensors import ReadLimits, TensorFormat, prompts_of, read, write
 
@@ -235,7 +235,7 @@ def load(path: str | Path) -> EmbeddedPrompt:
         with naming(repr(str(path))):
             prompts = loads(Path(path).read_bytes())
     except OSError as error:
-        raise InvalidRequestError(f"{str(path)!r}: {error.strerror}") from error
+        raise InvalidRequestError(f"{str(path)!r}: {why_unusable(error)}") from error
     if len(prompts) != 1:
         raise InvalidRequestError(f"{str(path)!r} holds {len(prompts)} prompts, expected one")
     return prompts[0]

@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError, why_unusable
 from inlay.base.watched import WatchedFiles
 from inlay.http.settings import FrontendSettings
 
@@ -93,7 +93,7 @@ class Tls:
 
 
 def _why(error: OSError) -> str:
-    return getattr(error, "reason", None) or error.strerror or str(error)
+    return getattr(error, "reason", None) or why_unusable(error)
 
 
 def expiry(pem: str) -> float:

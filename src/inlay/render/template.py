@@ -15,7 +15,7 @@ from jinja2.nodes import Const, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError, why_unusable
 from inlay.base.pace import Unwanted, check_wanted
 from inlay.render.turns import (
     AS_IT_IS,
@@ -450,7 +450,8 @@ def read_template(given: str) -> str:
     except (OSError, ValueError) as error:
         if not any(character in given for character in "{}\n"):
             raise InvalidRequestError(
-                f"cannot read the chat template: {error}", param="chat_template"
+                f"cannot read the chat template {given!r}: {why_unusable(error)}",
+                param="chat_template",
             ) from error
         text = given
     ChatTemplate(text, {}).compiled()

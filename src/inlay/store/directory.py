@@ -17,7 +17,7 @@ from typing import Generic
 
 import msgspec
 
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError, why_unusable
 from inlay.messages.prompt import Buffer
 from inlay.store.entry import PAGE, StoredFile
 from inlay.store.file_format import D, DamagedFileError, FileFormat, LockedFileError
@@ -97,7 +97,7 @@ class Directory(Generic[D]):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise InvalidRequestError(
-                f"the store's directory {path} cannot be used: {error.strerror}"
+                f"the store's directory {path} cannot be used: {why_unusable(error)}"
             ) from error
         try:
             self._check_private()
@@ -233,7 +233,7 @@ class Directory(Generic[D]):
                 self._unlink(name + _PIN)
         except OSError as error:
             raise InvalidRequestError(
-                f"the store's directory {self.path} cannot be used: {error.strerror}"
+                f"the store's directory {self.path} cannot be used: {why_unusable(error)}"
             ) from error
         for name in sorted(names[self._ending]):
             self._look(name, name in names[_PIN], survey)

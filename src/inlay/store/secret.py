@@ -9,7 +9,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError, why_unusable
 from inlay.messages.digest import Secret
 
 KEY_BYTES = 32
@@ -121,5 +121,5 @@ def _create(path: Path) -> None:
             draft.unlink()
     except OSError as error:
         raise InvalidRequestError(
-            f"no secret can be kept in the state directory {path.parent}: {error.strerror}"
+            f"no secret can be kept in the state directory {path.parent}: {why_unusable(error)}"
         ) from error

@@ -9,7 +9,7 @@ from inlay.adapter import LoraFiles, open_adapter
 from inlay.adapter.address import AllowedSources, parse
 from inlay.adapter.files import check_fits, shapes_of
 from inlay.adapter.tables import ignore, unchanged_from
-from inlay.base.errors import InvalidRequestError, NotFoundError
+from inlay.base.errors import InvalidRequestError, NotFoundError, why_unusable
 from inlay.engine.settings import EngineSettings
 from inlay.messages.commands import LoadAdapter
 
@@ -45,7 +45,7 @@ def read_modules(path: Path) -> list[LoadAdapter]:
         said = msgspec.convert(yaml.safe_load(path.read_text("utf-8")) or [], list[_NamedAdapter])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise InvalidRequestError(
-            f"{path}: a list of name, path and sha256 is wanted: {' '.join(str(error).split())}",
+            f"{path}: a list of name, path and sha256 is wanted: {why_unusable(error)}",
             param="adapters_file",
         ) from error
     names = [module.name for module in said]

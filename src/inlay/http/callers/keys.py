@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError, why_unusable
 
 MAX_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a key file."""
@@ -114,12 +114,13 @@ def read_keys(path: Path) -> list[Key]:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise _refused(path, f"{error.strerror}") from error
+        raise _refused(path, why_unusable(error)) from error
     if len(data) > MAX_BYTES:
         raise _refused(path, f"it is over {MAX_BYTES} bytes")
     raw = _parsed(path, data)
     if not isinstance(raw, list):
-        raise _refused(path, f"it must be a list of entries, got {type(raw).__name__}")
+        got = "nothing" if raw is None else type(raw).__name__
+        raise _refused(path, f"it must be a list of entries, got {got}")
     if not raw:
         raise _refused(path, "it holds no key; without the option no key is asked for")
     keys = [_entry(path, number, item) for number, item in enumerate(raw)]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from inlay.base.errors import InvalidRequestError, NoRoomError
+from inlay.base.errors import InvalidRequestError, NoRoomError, why_unusable
 from inlay.store.prompts import Threads
 
 _revision = struct.Struct("<Q")
@@ -42,7 +42,9 @@ class DirectoryStorage:
             self._lock = root / "lock"
             self._lock.touch(mode=0o600)
         except OSError as error:
-            raise InvalidRequestError(f"{flag} {root} cannot be used: {error.strerror}") from error
+            raise InvalidRequestError(
+                f"{flag} {root} cannot be used: {why_unusable(error)}"
+            ) from error
         if root.stat().st_mode & 0o077:
             raise InvalidRequestError(
                 f"{flag} {root} may be read by others: chmod 700 keeps it to its owner"

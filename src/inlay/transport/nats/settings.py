@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, field_validator
 
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError, why_unusable
 
 _DEFAULT_URL = "nats://127.0.0.1:4222"
 _SCHEMES = ("nats", "tls", "ws", "wss")
+_BEGINS_CREDENTIALS = b"BEGIN NATS USER JWT"
 _namespace = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -111,15 +112,14 @@ class NatsSettings(BaseModel, frozen=True, defer_build=True):
                 password = self.nats_password_file.read_text("utf-8").rstrip("\r\n")
             except (OSError, UnicodeDecodeError) as error:
                 raise InvalidRequestError(
-                    f"{self.nats_password_file} cannot be read: {error}"
+                    f"{self.nats_password_file} cannot be read: {why_unusable(error)}"
                 ) from error
             named = {"user": self.nats_user, "password": password}
         given = {"user_credentials": self.nats_creds, "nkeys_seed": self.nats_nkey_seed}
-        for file in filter(None, given.values()):
-            try:
-                file.open("rb").close()
-            except OSError as error:
-                raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
+        if self.nats_creds is not None and _BEGINS_CREDENTIALS not in _read(self.nats_creds):
+            raise InvalidRequestError(f"{self.nats_creds} has no NATS credentials (.creds)")
+        if self.nats_nkey_seed is not None:
+            public_key_in(self.nats_nkey_seed)
         return named | {name: str(file) for name, file in given.items() if file is not None}
 
     def tls(self) -> ssl.SSLContext | None:
@@ -137,10 +137,34 @@ class NatsSettings(BaseModel, frozen=True, defer_build=True):
             if self.nats_tls_cert is not None:
                 context.load_cert_chain(self.nats_tls_cert, self.nats_tls_key)
         except OSError as error:
+            files = (self.nats_tls_ca, self.nats_tls_cert, self.nats_tls_key)
+            named = ", ".join(str(file) for file in files if file is not None)
             raise InvalidRequestError(
-                f"the certificates for NATS cannot be used: {error.strerror or error}"
+                f"the certificates for NATS cannot be used ({named}): {why_unusable(error)}"
             ) from error
         return context
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(f"{file} cannot be read: {why_unusable(error)}") from error
+
+
+def public_key_in(file: Path) -> str:
+    """Return the public key of the nkey seed in a file.
+
+    Raises:
+        InvalidRequestError: the file cannot be read, or has no seed.
+    """
+    import nkeys
+
+    try:
+        key: str = nkeys.from_seed(_read(file).strip()).public_key.decode()
+    except (nkeys.NkeysError, ValueError) as error:
+        raise InvalidRequestError(f"{file} has no nkey seed: {error}") from error
+    return key
 
 
 def shown(url: str) -> str:
