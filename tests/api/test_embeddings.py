@@ -412,9 +412,8 @@ def test_a_length_that_the_engine_does_not_leave_vectors_is_refused() -> None:
         assert VectorForm.of(
             EmbeddingRequest(model="m", input="x", normalize=asked), card, "m"
         ).normalize
-    for refused in (
-        EmbeddingRequest(model="m", input="x", normalize=False),
-        EmbeddingRequest(model="m", input="x", use_activation=False),
-    ):
-        with pytest.raises(InvalidRequestError, match="normalize may only be true"):
+    for name in ("normalize", "use_activation"):
+        refused = EmbeddingRequest(model="m", input="x")
+        setattr(refused, name, False)
+        with pytest.raises(InvalidRequestError, match=f"{name} may only be true"):
             VectorForm.of(refused, card, "m")

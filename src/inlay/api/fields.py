@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from inlay.api.schema.unserved import reason_for, unserved
-from inlay.base.errors import InvalidRequestError, Path
+from inlay.base.errors import InlayError, InvalidRequestError, Path
 from inlay.base.pace import yield_gil
 from inlay.http.quoting import shown_at, shown_value
 from inlay.http.server import Call
@@ -32,7 +32,16 @@ def own_names(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        raise error.mapped(partial(renamed, names)) from None
+        raise in_own_names(error, names) from None
+
+
+def in_own_names(error: InlayError, names: Mapping[str, str]) -> InlayError:
+    """Return an error that names fields as its client does, in its message too.
+
+    Of the message those that are no English word; `names` are as of `own_names`.
+    """
+    words = {theirs: ours for theirs, ours in names.items() if "_" in theirs and "." not in theirs}
+    return error.mapped(partial(renamed, names)).worded(words)
 
 
 def renamed(names: Mapping[str, str], path: Path) -> Path:

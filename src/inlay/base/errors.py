@@ -20,7 +20,7 @@ plane unchanged.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar, Self, TypeAlias
 
 import msgspec
@@ -162,6 +162,15 @@ class InlayError(Exception):
         path = self.path
         there = fields(path)
         return self if there == path else self.at(_shown(there))
+
+    def worded(self, words: Mapping[str, str]) -> "InlayError":
+        """Return the error with these words of its message replaced; none that is in quotes."""
+        if not words:
+            return self
+        either = "|".join(map(re.escape, words))
+        found = re.compile(rf"(?<![\w.'\"`])(?:{either})(?!\w)")
+        message = found.sub(lambda match: words[match[0]], self.message)
+        return self if message == self.message else self._copy(message, self.param)
 
     def body(self) -> ErrorBody:
         """The error as OpenAI clients expect it."""

@@ -4,10 +4,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from inlay.api.fields import check_depths, own_names
+from inlay.api.fields import check_depths, in_own_names
 from inlay.api.generation.chat_kinds import ChatKind
 from inlay.api.generation.generation import Generation, generation_of
-from inlay.api.generation.grammars import grammar_of
+from inlay.api.generation.grammars import grammar_of, own_fields
 from inlay.api.generation.hidden_states import StatesPlan
 from inlay.api.generation.messages import MessageReader, ReadMessages
 from inlay.api.generation.output_format import (
@@ -235,7 +235,7 @@ async def _prepare(
     messages: MessageReader,
     kept: msgspec.Struct,
 ) -> PreparedChat:
-    with own_names(_FIELDS):
+    try:
         asked = await chat_prompt(call, incoming, request, model, messages, kept)
         renderer, prompt, max_tokens = asked.renderer, asked.prompt, asked.max_tokens
         output, bound = output_format_for(
@@ -258,10 +258,12 @@ async def _prepare(
             reasoning=output.reasoning,
             settings=call.server.settings,
         )
-    request.messages = []
-    generation = generation_of(
-        call, request, response_id, model, renderer, [prompt], sampling, output=output
-    )
+        request.messages = []
+        generation = generation_of(
+            call, request, response_id, model, renderer, [prompt], sampling, output=output
+        )
+    except InvalidRequestError as error:
+        raise in_own_names(error, {**_FIELDS, **own_fields(request)}) from None
     return PreparedChat(renderer, generation, asked.use, asked.dropped)
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from inlay.api.fields import in_own_names
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
 from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.hidden_states import StatesPlan
@@ -486,4 +487,4 @@ def _check_served(model: ServedModel, engine_request: Request, request: Generati
     try:
         refusals.check(card.refusals, engine_request, f"{card.engine} {card.engine_version}")
     except InvalidRequestError as error:
-        raise error.mapped(own_fields(request)) from None
+        raise in_own_names(error, own_fields(request)) from None

@@ -9,7 +9,7 @@ from inlay.api.fields import check_depth
 from inlay.api.generation.schemas import held
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.generation import GenerationRequest
-from inlay.base.errors import InvalidRequestError, Path
+from inlay.base.errors import InvalidRequestError
 from inlay.http.quoting import shown_at, shown_value
 from inlay.messages.card import ModelCard
 from inlay.messages.request import MAX_GRAMMAR, Grammar, GrammarKind
@@ -26,10 +26,12 @@ def field_of(request: GenerationRequest) -> str:
     return _FORMAT
 
 
-def own_fields(request: GenerationRequest) -> Callable[[Path], Path]:
-    """Return the map of an engine's fields to the request's: `grammar` comes from another one."""
-    field = field_of(request)
-    return lambda path: (field, *path[1:]) if path[:1] == ("grammar",) else path
+def own_fields(request: GenerationRequest) -> dict[str, str]:
+    """Return an engine's fields that come from others of the request, and those."""
+    names = {"grammar": field_of(request)}
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return names
 
 
 def grammar_of(request: GenerationRequest, card: ModelCard) -> Grammar | None:
@@ -46,14 +48,13 @@ def grammar_of(request: GenerationRequest, card: ModelCard) -> Grammar | None:
             f"{_OUTPUTS} and {_FORMAT} both say what the output must match; give one of them",
             param=_OUTPUTS,
         )
-    grammar = by_format or by_outputs
+    grammar, field = by_format or by_outputs, _OUTPUTS if by_format is None else _FORMAT
     if grammar is not None and len(grammar.source) > MAX_GRAMMAR:
         raise InvalidRequestError(
-            f"{field_of(request)} has {len(grammar.source)} characters; at most {MAX_GRAMMAR} are "
-            "allowed",
-            param=field_of(request),
+            f"{field} has {len(grammar.source)} characters; at most {MAX_GRAMMAR} are allowed",
+            param=field,
         )
-    check_served(grammar, card, field_of(request))
+    check_served(grammar, card, field)
     return grammar
 
 

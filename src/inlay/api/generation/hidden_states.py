@@ -37,7 +37,7 @@ from inlay.tensors.tensor import NUMPY_DTYPES, ReadLimits
 MOST_NUMBERS = 512 * 1024
 """Numbers that an answer has in JSON, about 7 MB."""
 
-_FIELD = "hidden_states"
+_FIELD, _LAST_FIELD = "hidden_states", "return_hidden_states"
 _NUMBER_BYTES = 14
 
 
@@ -82,21 +82,20 @@ class StatesPlan:
         if request.hidden_states is not None and request.return_hidden_states:
             raise InvalidRequestError(
                 "hidden_states and return_hidden_states are two forms of one field; send one",
-                param="return_hidden_states",
+                param=_LAST_FIELD,
             )
         # SGLang has the last state of the answer.
+        field = _FIELD if request.hidden_states is not None else _LAST_FIELD
         asked = request.hidden_states or HiddenStatesOptions(of="output", format="float")
         if card.stage is not None or card.hidden_layers is None:
             what = "is a pipeline" if card.stage is not None else f"runs on {card.engine}"
             raise InvalidRequestError(
-                f"hidden_states are of one model that runs on the torch engine; `{card.name}` "
-                f"{what}",
-                param=_FIELD,
+                f"{field} are of one model that runs on the torch engine; `{card.name}` {what}",
+                param=field,
             )
         if request.best_of is not None and request.best_of > (request.n or 1):
             raise InvalidRequestError(
-                f"hidden_states are not given with best_of ({request.best_of}) above n",
-                param=_FIELD,
+                f"{field} are not given with best_of ({request.best_of}) above n", param=field
             )
         if asked.project and card.projected_size is None:
             raise InvalidRequestError(
@@ -154,20 +153,21 @@ class StatesPlan:
         numbers = positions * len(self.layers) * self.width
         size = numbers * self.element_bytes
         settings = call.server.settings
+        field = _LAST_FIELD if self.only_last else _FIELD
         if size > settings.max_hidden_states_bytes:
             raise InvalidRequestError(
-                f"hidden_states of {positions} positions and {len(self.layers)} layers may take "
+                f"{field} of {positions} positions and {len(self.layers)} layers may take "
                 f"{size} bytes; allowed: {settings.max_hidden_states_bytes} "
                 "(--max-hidden-states-bytes). Fewer layers, a lower max_tokens for those of the "
                 "output, or of: last take less",
-                param=_FIELD,
+                param=field,
             )
         shown = len(sampling) * self.width if self.only_last else numbers
         if self.format == "float" and shown > MOST_NUMBERS:
             raise InvalidRequestError(
-                f"hidden_states may come to {shown} numbers in JSON; allowed: {MOST_NUMBERS}. "
+                f"{field} may come to {shown} numbers in JSON; allowed: {MOST_NUMBERS}. "
                 "format base64, safetensors or ref takes more",
-                param=f"{_FIELD}.format",
+                param=field if self.only_last else f"{_FIELD}.format",
             )
         # As they come and joined; joined and as the answer has them; in the answer and in its body.
         bulk = self._shown_bytes(shown)

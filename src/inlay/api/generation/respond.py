@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from inlay.api.fields import in_own_names
 from inlay.api.generation.choices import ChoiceState
 from inlay.api.generation.generation import Generation, Pieces, WholeSink
 from inlay.api.generation.grammars import own_fields
@@ -177,7 +178,7 @@ async def respond(
     except (InlayError, ClientGone) as error:
         if isinstance(error, ClientGone):
             raise
-        error = error.mapped(own_fields(request))
+        error = in_own_names(error, own_fields(request))
         if written is None or not written.stream.started:
             raise error from None
         call.failed = error

@@ -40,43 +40,48 @@ class NamedTruncation(NamedTuple):
         return cls(name != "NONE", side.get(name))
 
 
-def own_names(request: EmbeddingRequest) -> EmbeddingRequest:
-    """Return a request whose aliases stand under the names of ours.
+def take_aliases(request: EmbeddingRequest) -> dict[str, str]:
+    """Put aliases of a request under the names of ours; return, by ours, those that were sent.
 
     Raises:
         InvalidRequestError: two names of one field say different things.
     """
+    sent: dict[str, str] = {}
     for alias, name in _NAMES.items():
-        _put(request, alias, getattr(request, alias), name)
+        _put(request, alias, getattr(request, alias), name, sent)
     if isinstance(request.truncate, str):
         for name, value in NamedTruncation.of(request.truncate)._asdict().items():
-            _put(request, "truncate", value, name)
+            _put(request, "truncate", value, name, sent)
     else:
-        _put(request, "truncate", request.truncate, "auto_truncate")
+        _put(request, "truncate", request.truncate, "auto_truncate", sent)
     for alias, kinds in _TYPES.items():
         kind = getattr(request, alias)
         own = {"embed_dtype": kind} if kind in INTEGERS else kinds.get(kind, {})
         for name, value in own.items():
-            _put(request, alias, value, name)
-    return request
+            _put(request, alias, value, name, sent)
+    return sent
 
 
-def own_rank_names(request: RankingRequest) -> bool:
-    """Put Voyage's fields of a rerank under the names of ours; True if there are any.
+def take_rank_aliases(request: RankingRequest) -> tuple[bool, dict[str, str]]:
+    """Put Voyage's fields of a rerank under the names of ours; True if there are any, also null.
 
-    Raises `InvalidRequestError` as `own_names`.
+    Returns and raises else as `take_aliases`.
     """
-    given = {
-        name: getattr(request, alias)
-        for alias, name in _RANK_NAMES.items()
-        if getattr(request, alias) is not msgspec.UNSET
-    }
-    for alias, name in _RANK_NAMES.items():
-        _put(request, alias, given.get(name), name)
-    return bool(given)
+    sent: dict[str, str] = {}
+    given = {alias: getattr(request, alias) for alias in _RANK_NAMES}
+    for alias, value in given.items():
+        if value is not msgspec.UNSET:
+            _put(request, alias, value, _RANK_NAMES[alias], sent)
+    return any(value is not msgspec.UNSET for value in given.values()), sent
 
 
-def _put(request: EmbeddingRequest | RankingRequest, alias: str, value: Any, name: str) -> None:
+def _put(
+    request: EmbeddingRequest | RankingRequest,
+    alias: str,
+    value: Any,
+    name: str,
+    sent: dict[str, str],
+) -> None:
     own = getattr(request, name)
     if value is None:
         return
@@ -86,3 +91,4 @@ def _put(request: EmbeddingRequest | RankingRequest, alias: str, value: Any, nam
             param=alias,
         )
     setattr(request, name, value)
+    sent[name] = alias

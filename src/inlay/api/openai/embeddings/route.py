@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from inlay.api.fields import answer_id, check_common
-from inlay.api.openai.embeddings.aliases import own_names
+from inlay.api.fields import answer_id, check_common, own_names
+from inlay.api.openai.embeddings.aliases import take_aliases
 from inlay.api.openai.embeddings.chunking import LateChunking
 from inlay.api.openai.embeddings.encoding import (
     About,
@@ -129,7 +129,9 @@ async def _answer(
     incoming = await read_request(call, decoder, in_prompts)
     request = incoming.parsed.request
     model = call.server.model(request.model, *tasks)
-    await answer_inputs(call, incoming, request, prefix, model, partial(plan, request))
+    names = take_aliases(request) if isinstance(request, EmbeddingRequest) else {}
+    with own_names(names):
+        await answer_inputs(call, incoming, request, prefix, model, partial(plan, request))
 
 
 async def answer_inputs(
@@ -183,7 +185,6 @@ def _embeddings(
     model: ServedModel,
     card: EmbeddingCard,
 ) -> EmbeddingsPlan:
-    own_names(request)
     request.encoding_format = request.encoding_format or accepted
     late, long = LateChunking.of(request), LongTexts.of(request, card, most)
     if request.store:
@@ -313,11 +314,11 @@ class VectorForm(NamedTuple):
             raise InvalidRequestError(
                 "normalize and use_activation say different things", param="normalize"
             )
-        normalize = request.use_activation if request.normalize is None else request.normalize
+        field = "use_activation" if request.normalize is None else "normalize"
         # A shortened vector is only meaningful with length 1.
-        return cls(
-            asked, normalizes(card, normalize, model, "normalize", default=asked is not None)
-        )
+        shortened = asked is not None
+        normalize = normalizes(card, getattr(request, field), model, field, default=shortened)
+        return cls(asked, normalize)
 
 
 def normalizes(

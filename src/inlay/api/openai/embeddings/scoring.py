@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from inlay.api.fields import answer_id, check_common
-from inlay.api.openai.embeddings.aliases import own_rank_names
+from inlay.api.fields import answer_id, check_common, own_names
+from inlay.api.openai.embeddings.aliases import take_rank_aliases
 from inlay.api.openai.embeddings.gathering import (
     Gathered,
     WantedOutputs,
@@ -96,7 +96,7 @@ async def rerank_v2(call: Call) -> None:
     """
     incoming = await read_request(call, _rerank_decoder, in_rerank)
     request = incoming.parsed.request
-    own_rank_names(request)
+    take_rank_aliases(request)
     if request.auto_truncate is None and request.truncate_prompt_tokens is None:
         request.auto_truncate = True
     limit = call.server.model(request.model, Task.SCORE, Task.EMBED).max_len
@@ -108,7 +108,13 @@ async def rerank_v2(call: Call) -> None:
 async def rerank_documents(call: Call, incoming: ParsedRequest[Any], *, meta: bool = False) -> None:
     """Answer a request with `documents`; with `meta` that of `/v2/rerank` too."""
     request: RerankRequest = incoming.parsed.request
-    voyage = own_rank_names(request)
+    voyage, names = take_rank_aliases(request)
+    with own_names(names):
+        await _rank(call, incoming, voyage=voyage, meta=meta)
+
+
+async def _rank(call: Call, incoming: ParsedRequest[Any], *, voyage: bool, meta: bool) -> None:
+    request: RerankRequest = incoming.parsed.request
     id_ = answer_id("score-", request.request_id)
     if request.top_n is not None and request.top_n < 0:
         raise InvalidRequestError(f"top_n must be 0 or more, got {request.top_n}", param="top_n")
@@ -188,7 +194,7 @@ def _side(call: Call, request: ScoreRequest, names: Sequence[str]) -> Side:
     if len(given) != 1:
         raise InvalidRequestError(
             f"give exactly one of {', '.join(names)}, got {' and '.join(given) or 'none'}",
-            param=names[0],
+            param=(given or names)[0],
         )
     return counted(call, getattr(request, given[0]), given[0])
 

@@ -225,7 +225,7 @@ async def _hear(
     yield _Heard(text.strip(), usage["prompt_tokens"], usage["completion_tokens"])
 
 
-_FIELDS = {"messages": "file", "max_tokens": "max_completion_tokens"}
+_FIELDS = {"messages": "file"}
 """Fields of the chat that a piece is, and those of the form that they are made of."""
 
 
