@@ -62,17 +62,20 @@ def num_strings(value: Any) -> Iterator[int]:
 @given(value=JSON, size=st.integers(1, 9))
 def test_strings_are_told_apart_wherever_a_body_is_cut(value: Any, size: int) -> None:
     text = json.dumps(value).encode()
-    found: list[bool] = []
     inside = escaped = False
-    bounds = 0
+    num_bounds = 0
+    counts = dict.fromkeys(b'[],"', 0)
     for start in range(0, len(text), size):
         block = np.frombuffer(text[start : start + size], np.uint8)
-        strings, opened, inside, escaped = structure._strings(block, inside, escaped)
-        found += strings.tolist()
-        bounds += opened
-    assert found == in_strings(text)
+        bounds, escaped = structure._bounds(block, escaped)
+        for character in counts:
+            counts[character] += structure._outside(bounds, inside, block == character)
+        num_bounds += len(bounds)
+        inside ^= len(bounds) % 2 == 1
+    outside = [each for each, within in zip(text, in_strings(text), strict=True) if not within]
+    assert counts == {character: outside.count(character) for character in counts}
     assert (inside, escaped) == (False, False)
-    assert bounds == 2 * sum(num_strings(value))
+    assert num_bounds == 2 * sum(num_strings(value))
 
 
 MANY: dict[str, tuple[int, Callable[[int], str]]] = {

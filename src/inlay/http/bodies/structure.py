@@ -7,9 +7,11 @@ holds the lock for about 100 ms. Numbers are not bounded here: a million token i
 take 10 to 40 ms, and are bounded by their memory.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from inlay.base.errors import InvalidRequestError
 from inlay.base.pace import yield_gil
@@ -31,6 +33,10 @@ MAX_ESCAPES = 1_000_000
 
 MAX_SPACES = 4_000_000
 """Maximum bytes of white space between the values of one body."""
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Places: TypeAlias = npt.NDArray[np.intp]
 
 _BLOCK = 1 << 20
 """Bytes counted at a time; other threads may run in between."""
@@ -109,12 +115,13 @@ def check_structure(
         inside = escaped = False
         for start in range(0, len(characters), _BLOCK):
             block = characters[start : start + _BLOCK]
-            strings, opened, inside, escaped = _strings(block, inside, escaped)
-            structure = block[~strings]
-            containers += int(np.count_nonzero((structure == ord("[")) | (structure == ord("{"))))
-            keys += int(np.count_nonzero(structure == ord(":")))
-            spaces += int(np.count_nonzero(structure <= ord(" ")))
-            quotes += opened
+            bounds, escaped = _bounds(block, escaped)
+            outside = partial(_outside, bounds, inside)
+            containers += outside((block == ord("[")) | (block == ord("{")))
+            keys += outside(block == ord(":"))
+            spaces += outside(block <= ord(" "))
+            quotes += len(bounds)
+            inside ^= len(bounds) % 2 == 1
             escapes += int(np.count_nonzero(block == ord("\\")))
             found = (
                 (containers, MAX_CONTAINERS, "JSON objects and arrays, which no request needs"),
@@ -129,29 +136,40 @@ def check_structure(
             yield_gil()
 
 
-def _strings(block: np.ndarray, inside: bool, escaped: bool) -> tuple[np.ndarray, int, bool, bool]:
-    """Locate the strings in a piece of JSON.
+def _bounds(block: Bytes, escaped: bool) -> tuple[Places, bool]:
+    """Locate the quotes that begin or end a string in a piece of JSON.
 
     Args:
         block: uint8 [N], N at least 1.
-        inside: True if it begins inside a string.
         escaped: True if its first character is escaped.
 
     Returns:
-        bool [N], True inside strings, opening quotes included; the number of quotes that bound
-        strings; `inside` and `escaped` of the next piece.
+        places of the quotes, ascending; `escaped` of the next piece.
     """
-    places = np.arange(len(block), dtype=np.int32)
-    # An odd run of backslashes escapes the next character; a run from the start continues that of
-    # the piece before, if `escaped`.
-    before = np.maximum.accumulate(np.where(block == ord("\\"), np.int32(-1), places))
-    quotes = np.flatnonzero(block == ord('"'))
-    run = quotes - 1 - np.where(quotes > 0, before[quotes - 1], -1)
-    run += (run == quotes) & escaped
-    bounds = quotes[run % 2 == 0]
-    toggles = np.zeros(len(block), np.bool_)
-    toggles[bounds] = True
-    strings = np.logical_xor.accumulate(toggles) ^ inside
-    trailing = len(block) - 1 - int(before[-1])
-    trailing += trailing == len(block) and escaped
-    return strings, len(bounds), bool(strings[-1]), trailing % 2 == 1
+    quotes, slashes = (np.flatnonzero(block == ord(each)) for each in '"\\')
+    if escaped:
+        quotes, slashes = quotes[quotes > 0], slashes[slashes > 0]
+    if not len(slashes):
+        return quotes, False
+    # The same for all of one run; a run of odd length escapes the character behind it.
+    runs = slashes - np.arange(len(slashes))
+    behind = np.append(quotes, len(block))
+    before = np.searchsorted(slashes, behind)
+    last = before - 1
+    length = before - np.searchsorted(runs, runs[last])
+    odd = (before > 0) & (slashes[last] == behind - 1) & (length % 2 == 1)
+    return quotes[~odd[:-1]], bool(odd[-1])
+
+
+def _outside(bounds: Places, inside: bool, found: Mask) -> int:
+    """Count what is `found` in a piece of JSON outside of strings.
+
+    Args:
+        bounds: result of `_bounds`.
+        inside: True if the piece begins inside a string.
+        found: bool [N].
+    """
+    at_bound = len(bounds) > 0 and bounds[0] == 0
+    starts = bounds if at_bound else np.append(0, bounds)
+    counts = np.add.reduceat(found.view(np.uint8), starts, dtype=np.uint32)
+    return int(counts[int(inside != at_bound) :: 2].sum())
