@@ -179,10 +179,6 @@ async def _place(
     # engine is gone.
     undo.push_async_callback(worker.close)
     served = settings.engine.model
-    served = settings.engine.model
-    served = settings.engine.model
-    served = settings.engine.model
-    served = settings.engine.model
     console.line(
         f"inlay {inlay.__version__}: {worker.id} in namespace {settings.fleet.namespace} at "
         f"{settings.fleet.shown_urls}: {'' if stage is None else f'stage {stage.name}: '}"

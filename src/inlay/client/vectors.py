@@ -42,6 +42,11 @@ class Vectors:
         return self._split("tokens", self._array("tokens"))
 
     @property
+    def token_labels(self) -> list[npt.NDArray[Any]]:
+        """[positions, labels] of each input, likewise."""
+        return self._split("token_labels", self._array("token_labels"))
+
+    @property
     def sparse(self) -> list[SparseWeights]:
         """The sparse vector of each input."""
         parts = (

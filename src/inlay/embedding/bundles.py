@@ -15,7 +15,9 @@ from inlay.embedding.cache import Bundle
 from inlay.messages.prompt import Buffer
 from inlay.messages.request import PORTS, Payload, Task
 
-_STACKED = ("dense", "labels")
+STACKED = ("dense", "labels")
+"""Outputs with one vector of each input; others have one of each position, or are sparse."""
+
 COUNTS = ".counts"
 
 FIRST_PORTS = {"dense": PORTS[Task.EMBED], "labels": PORTS[Task.SCORE]}
@@ -32,7 +34,7 @@ def payloads_of(bundles: Sequence[Bundle], ports: Mapping[str, str]) -> tuple[Pa
     found = []
     for name in bundles[0]:
         arrays = [bundle[name] for bundle in bundles]
-        if name in _STACKED:
+        if name in STACKED:
             found.append(_payload(ports.get(name, name), np.stack(arrays)))
             continue
         found.append(_payload(name, np.concatenate(arrays)))
@@ -63,7 +65,7 @@ def bundles_of(
             array = arrays.get(ports.get(part, part))
             if array is None:
                 raise EngineError(f"the worker ended the request without {ports.get(part, part)}")
-            if name in _STACKED:
+            if name in STACKED:
                 rows = list(array)
             else:
                 counts = arrays.get(part + COUNTS, np.zeros(0, np.int32))

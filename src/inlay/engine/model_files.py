@@ -1,6 +1,6 @@
 """Facts read from a model directory: dtype, end tokens, sampling defaults, embedding table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -75,8 +75,10 @@ def eos_token_ids(generation: dict[str, Any], of_config: int | list[int] | None)
     return (found,) if isinstance(found, int) else tuple(found)
 
 
-def default_sampling(generation: dict[str, Any]) -> dict[str, float | int]:
-    """Return the sampling defaults of the generation config.
+def default_sampling(
+    generation: dict[str, Any], lacked: Collection[str] = ()
+) -> dict[str, float | int]:
+    """Return the sampling defaults of the generation config, without those that an engine lacks.
 
     Empty unless that config enables sampling.
     """
@@ -85,7 +87,7 @@ def default_sampling(generation: dict[str, Any]) -> dict[str, float | int]:
     return {
         name: kind(generation[name])
         for name, kind in MODEL_DEFAULTS.items()
-        if generation.get(name) is not None
+        if generation.get(name) is not None and name not in lacked
     }
 
 

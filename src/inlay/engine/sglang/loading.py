@@ -22,15 +22,13 @@ from inlay.engine.weights import directory_of, for_other_engines, weights_id
 from inlay.media.spec import MediaSpec
 from inlay.messages.card import Exactness, Limits, ModelCard, Phase
 from inlay.messages.digest import Secret
+from inlay.messages.fields import LACKED_BY_SGLANG
 from inlay.messages.request import Task
 from inlay.tensors.checkpoint import config_of
 
 log = logging.getLogger(__name__)
 
 _MAX_LOGPROBS = 20
-
-_NOT_SERVED = ("repetition_penalty",)
-"""Fields of a model's generation config that SGLang treats otherwise."""
 
 
 class LoadedSglang(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,11 +140,7 @@ def _card(
     refused = None if media is not None else rows_refused(stored.get("model_type"))
     rows = row_facts(settings.limits, directory, dtype, refused)
     names = settings.model.names
-    sampling = {
-        name: value
-        for name, value in default_sampling(generation).items()
-        if name not in _NOT_SERVED
-    }
+    sampling = default_sampling(generation, LACKED_BY_SGLANG)
     return ModelCard(
         name=names[0],
         aliases=tuple(names[1:]),

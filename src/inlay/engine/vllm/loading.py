@@ -38,6 +38,7 @@ from inlay.engine.weights import directory_of, for_other_engines, weights_id
 from inlay.media.spec import MediaSpec
 from inlay.messages.card import Exactness, Limits, ModelCard
 from inlay.messages.digest import Secret
+from inlay.messages.fields import LACKED_BY_VLLM
 from inlay.messages.request import Request, Task
 from inlay.tensors.checkpoint import config_of
 
@@ -234,7 +235,7 @@ def _card(
         block_size=int(config.cache_config.block_size),
         num_blocks=int(config.cache_config.num_gpu_blocks or 0),
         eos_token_ids=eos_token_ids(generation, model_config.get("eos_token_id")),
-        default_sampling=default_sampling(generation),
+        default_sampling=default_sampling(generation, LACKED_BY_VLLM),
         resuming={
             "greedy": Exactness.of_dtype(dtype),
             "sampling": Exactness.SAMPLED,

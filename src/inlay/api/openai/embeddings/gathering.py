@@ -16,7 +16,7 @@ from inlay.api.openai.schema.embeddings import TextsRequest, TextsUsage
 from inlay.base.at_most import at_most
 from inlay.base.errors import EngineError, InlayError, InvalidRequestError
 from inlay.base.pace import yield_gil
-from inlay.embedding.bundles import FIRST_PORTS, bundles_of, parts_of
+from inlay.embedding.bundles import FIRST_PORTS, STACKED, bundles_of, parts_of
 from inlay.embedding.cache import Bundle
 from inlay.embedding.static import static_sparse
 from inlay.http.request_scope import RequestScope
@@ -149,7 +149,7 @@ class Gathering:
     def _reserve_whole(self, count: int) -> None:
         """Reserve the memory of one vector of each input."""
         card, wanted = self._card, self._wanted
-        if {"dense", "labels"} & {*wanted.names}:
+        if {*STACKED} & {*wanted.names}:
             self._call.reservation.grow(count * card.size * (4 + wanted.element_bytes))
 
     def _reserve(self, pieces: Sequence[InputPiece]) -> None:
@@ -167,7 +167,7 @@ class Gathering:
                 most = wanted.max_active or output.size
                 each = positions if output.of_ids else len(pieces) * min(most, output.size)
                 size += each * _PAIR_BYTES
-            elif output.name in ("tokens", "token_labels"):
+            elif output.name not in STACKED:
                 numbers = positions * output.size
                 size += numbers * (4 + wanted.element_bytes)
                 self._numbers_shown += numbers
