@@ -43,7 +43,7 @@ PROFILE := --hypothesis-profile=$(EXAMPLES)
 test: install
 	$(PYTEST) $(PROFILE) -m "not slow and $(HERE)"
 
-# What takes over 10 s, and most cases of what runs engines.
+# What takes over a second of a core, and most cases of a test.
 test-slow: install
 	$(PYTEST) $(PROFILE) -m "slow and $(HERE)"
 

@@ -99,21 +99,26 @@ def pytest_testnodedown(node: Any, error: object) -> None:
         cache.set(ENDED, cache.get(ENDED, 0) + 1)
 
 
-SHARE = 5
-"""Of the cases of a test that runs engines or servers, one in so many is not slow."""
-RUNNING = tuple(
-    f"tests/{room}/" for room in ("engine", "equality", "router", "security", "transport")
-)
+SHARE = 8
+"""Of the cases of a test, one in so many is not slow."""
+ROOMS = tuple(
+    f"tests/{room}/"
+    for room in (
+        "api", "audit", "batches", "cli", "engine", "equality", "http", "media", "numbers",
+        "render", "router", "security", "state", "store", "transport", "worker",
+    )
+)  # fmt: skip
+"""Whose cases add up to minutes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark most cases of a test slow where each runs an engine or a server: which, says its file.
+    """Mark most cases of a test slow: which, says its file.
 
     Tests of one or two cases stay as they are, as do cases that are marked already.
     """
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.nodeid.startswith(RUNNING) and item.get_closest_marker("slow") is None:
+        if item.nodeid.startswith(ROOMS) and item.get_closest_marker("slow") is None:
             tests[item.nodeid.partition("[")[0]].append(item)
     for name, cases in tests.items():
         if len(cases) > 2:

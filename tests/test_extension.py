@@ -186,6 +186,7 @@ extension = Extension("greeting", options="greeter:OPTIONS", engines="greeter:EN
 """
 
 
+@pytest.mark.slow
 def test_an_option_of_an_extension_is_a_flag_of_commands_with_an_engine(tmp_path: Path) -> None:
     package(tmp_path, "greeting", "greeter")
     module = tmp_path / "greeter/__init__.py"

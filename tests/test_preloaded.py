@@ -72,6 +72,7 @@ def has(process: "subprocess.Popen[bytes]", kept: int) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new_session", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_forked_server_has_what_its_starter_gave_it_and_ends_as_a_started_one(

@@ -314,6 +314,7 @@ def test_classes_are_the_softmax_of_the_logits_by_the_models_names(classifier: s
     refused(post(classifier, "/score", text_1="a", text_2="b"), "model", "3 labels", "/classify")
 
 
+@pytest.mark.slow
 def test_a_wrong_route_names_the_right_ones(embedder: str, classifier: str, plain_url: str) -> None:
     message = [{"role": "user", "content": "x"}]
     generating: dict[str, dict[str, Any]] = {

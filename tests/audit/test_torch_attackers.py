@@ -92,6 +92,7 @@ def test_a_search_computes_no_layer_behind_the_one_that_was_sent(audit: Audit) -
     assert torch.allclose(last[0], torch.from_numpy(states[-1]), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_read_once_the_printed_command_has_converted_it(tmp_path: Path) -> None:
     file = gguf_of(tiny("llama"), tmp_path / "small one.gguf")
     with pytest.raises(InvalidRequestError, match="is GGUF") as refused:

@@ -187,6 +187,7 @@ def test_what_it_waits_for_is_said_on_the_first_signal() -> None:
         assert process.returncode == 0
 
 
+@pytest.mark.slow
 @truly_started
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(
@@ -232,6 +233,7 @@ sys.exit(main())
     assert done.returncode in (-signal.SIGINT, 130)
 
 
+@pytest.mark.slow
 @truly_started
 def test_a_background_job_ends_on_a_signal_its_shell_had_ignored() -> None:
     with started(tiny("llama"), until="loading", shell="trap '' INT; exec \"$@\"") as process:

@@ -138,6 +138,7 @@ def named(name: str, directory: Path) -> Adapter:
     return Adapter(name=name, content_id=name, path=str(directory))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_images_of_adapters_are_those_of_pefts_merge_in_whatever_batch(family: str) -> None:
     async with serving(family, enable_lora=True) as engine:

@@ -165,6 +165,7 @@ def test_what_is_made_goes_on_when_nats_was_away(serve: Serve, tmp_path: Path) -
         assert set(rows(other, found.output_file_id)) == {f"a{index}" for index in range(400)}
 
 
+@pytest.mark.slow
 def test_without_nats_a_client_is_told_and_nothing_is_half_kept(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

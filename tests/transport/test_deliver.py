@@ -20,6 +20,7 @@ def notes() -> list[Note]:
     return [Note("small"), large[0], Note("other"), large[1], Note("last")]
 
 
+@pytest.mark.slow
 async def test_what_waits_is_taken_first_and_all_in_order() -> None:
     async with Ends.open(LIMIT) as ends:
         ours, theirs = await ends.pair()

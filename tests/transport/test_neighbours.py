@@ -255,6 +255,7 @@ async def test_another_secret_is_no_neighbour(ends: Ends) -> None:
     assert shares((await ends.pair())[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_listener_that_closes_while_neighbours_come_leaves_no_socket(turns: int) -> None:
     before = _sockets()
@@ -422,6 +423,7 @@ def test_what_is_said_to_be_written_and_cannot_be_ends_the_connection(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", range(6))
 async def test_a_process_out_of_descriptors_keeps_none_of_a_neighbour(
     ends: Ends, left: int

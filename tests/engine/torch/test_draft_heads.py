@@ -235,6 +235,7 @@ def test_a_prediction_layer_guesses_as_the_reference_does_and_changes_no_output(
     assert drafter.compared > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "qwen3_5+video"])
 def test_a_prediction_layer_guesses_after_media_as_the_reference_does(
     family: str, tmp_path: Path

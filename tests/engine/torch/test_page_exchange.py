@@ -266,6 +266,7 @@ LIES: dict[str, Callable[[list[Payload]], list[Payload]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", "qwen3_5_text"])
 async def test_a_peer_that_lies_or_breaks_off_anywhere_changes_nothing(
     model: str,

@@ -157,6 +157,7 @@ class Checked(DraftModel):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
