@@ -149,6 +149,23 @@ async def test_bodies_follow_one_another_on_a_connection(
             assert await answer(reader) == expected(body)
 
 
+async def test_many_bodies_are_read_in_turn_and_one_given_up_holds_none_of_them(
+    taker: tuple[Taker, int],
+) -> None:
+    async def sent(body: bytes) -> None:
+        async with opened(taker[1]) as (reader, writer):
+            writer.write(request(body))
+            assert await answer(reader) == expected(body)
+
+    async def left() -> None:
+        async with opened(taker[1]) as (_, writer):
+            writer.write(request(bytes(3_000_000))[:2_000_000])
+            await writer.drain()
+
+    await asyncio.gather(*(sent(os.urandom(3_000_000)) for _ in range(12)), left(), left())
+    await asyncio.wait_for(taker[0].gone.wait(), 60)
+
+
 async def test_a_body_in_small_pieces_arrives_whole(taker: tuple[Taker, int]) -> None:
     async with opened(taker[1]) as (reader, writer):
         body = os.urandom(200_000)

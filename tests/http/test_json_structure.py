@@ -119,7 +119,7 @@ def test_texts_of_one_request_count_together() -> None:
 def test_counting_gives_way_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
     monkeypatch.setattr(structure, "yield_gil", lambda: turns.append(1))
-    text = b'"' + b"a" * (5 << 20)
+    text = b'"' + b"a" * (5 * structure._BLOCK)
     count(text)
     check_structure(text)
     assert len(turns) == 12

@@ -66,6 +66,35 @@ def test_a_thread_in_the_background_gives_way_once_a_turn(pauses: list[float]) -
     assert min(np.diff(pauses)) > pace.TURN
 
 
+def test_threads_in_the_background_take_turns_and_wait_for_no_library() -> None:
+    left, has_turn, over = (threading.Event() for _ in range(3))
+
+    def long() -> None:
+        pace.yield_gil()
+        assert pace._own.has_turn
+        has_turn.set()
+        over.wait()
+        pace.yield_gil()
+
+    def one() -> None:
+        with pytest.raises(pace.Unwanted):
+            pace.while_wanted(left, long)
+
+    holder = threading.Thread(target=in_background, args=(one,))
+    holder.start()
+    try:
+        assert has_turn.wait(60)
+        assert pace._turn.locked()
+        # Another's turn comes all the same: the first may be in a library for long.
+        in_background(lambda: pace.while_wanted(threading.Event(), pace.yield_gil))
+    finally:
+        left.set()
+        over.set()
+        holder.join()
+    # It was given back by one that nobody wanted any more.
+    assert not pace._turn.locked()
+
+
 def test_other_threads_never_give_way(pauses: list[float]) -> None:
     for _ in range(100):
         pace.yield_gil()

@@ -20,10 +20,10 @@ T = TypeVar("T")
 Lend: TypeAlias = Callable[[int], AbstractContextManager[None]]
 """Reserves so many bytes for a block, once there are as many."""
 
-SWITCH = 0.0005
+SWITCH = 0.0002
 """Seconds after which a thread gives up the interpreter's lock where another wants it.
 
-Python's own are ten times as many.
+Python's own are 25 times as many.
 """
 
 TURN = 0.001
@@ -38,6 +38,16 @@ _PAUSE = 50e-6
 The system makes about 100 us of them.
 """
 
+_PATIENCE = 3 * TURN
+"""Seconds it waits for its next turn at most: who has it may be in a library, without the lock."""
+
+_turn = threading.Lock()
+"""Held by the thread in the background whose turn it is.
+
+Each that computes makes the event loop wait for the interpreter once more, at every call of the
+system: 16 bodies that arrived together were read in 80 ms beside three of them.
+"""
+
 
 class Unwanted(Exception):
     """Nobody waits for the result of this computation any more."""
@@ -45,6 +55,7 @@ class Unwanted(Exception):
 
 class _Own(threading.local):
     due = math.inf
+    has_turn = False
     left: threading.Event | None = None
     lend: Lend | None = None
 
@@ -104,6 +115,7 @@ def while_wanted(
         return function(*arguments, **named)
     finally:
         _own.left = None
+        _end_turn()
 
 
 def lending(lend: Lend, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
@@ -147,5 +159,14 @@ def yield_gil() -> None:
     """
     check_wanted()
     if time.perf_counter() >= _own.due:
+        _end_turn()
         time.sleep(_PAUSE)
+        if _own.left is not None:  # else nobody would end it
+            _own.has_turn = _turn.acquire(timeout=_PATIENCE)
         _own.due = time.perf_counter() + TURN
+
+
+def _end_turn() -> None:
+    if _own.has_turn:
+        _own.has_turn = False
+        _turn.release()

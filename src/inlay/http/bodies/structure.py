@@ -38,7 +38,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Places: TypeAlias = npt.NDArray[np.intp]
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
 """Bytes counted at a time; other threads may run in between."""
 
 
