@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from inlay.engine.torch.native.sources import SOURCES, compile_for, cpu_features
@@ -58,15 +59,21 @@ def build(levels: list[str], directory: Path = LIBRARIES) -> list[Path]:
     if compiler is None or platform.machine() not in ("x86_64", "AMD64"):
         raise RuntimeError("kernels are compiled beforehand with g++ on x86-64 alone")
     directory.mkdir(parents=True, exist_ok=True)
-    made = []
-    for source in sorted(SOURCES.glob("*.cpp")):
-        for level in levels:
-            path = directory / f"{source.stem}-{level}.so"
-            compile_for(compiler, source, path, LEVELS[level][0])
-            # Another user runs it.
-            path.chmod(0o755)
-            made.append(path)
-    return made
+
+    def compiled(source: Path, level: str) -> Path:
+        path = directory / f"{source.stem}-{level}.so"
+        compile_for(compiler, source, path, LEVELS[level][0])
+        # Another user runs it.
+        path.chmod(0o755)
+        return path
+
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        made = [
+            compilers.submit(compiled, source, level)
+            for source in sorted(SOURCES.glob("*.cpp"))
+            for level in levels
+        ]
+    return [each.result() for each in made]
 
 
 def main() -> None:
