@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from inlay.api.fields import check_depth
 from inlay.api.generation.messages import read_messages
 from inlay.api.openai.responses.input import PARTS, conversation, kind_of, unknown_kind
 from inlay.api.openai.responses.items import item_id
@@ -65,6 +66,7 @@ def _item(item: Mapping[str, Any], owner_id: str, index: int, field: str) -> Ite
 
 def check_items(items: Sequence[Item]) -> None:
     """Raise `InvalidRequestError` for items, or parts of them, that no model can be told."""
+    check_depth([*items], "input")
     said = conversation(ResponsesRequest(input=[*items]))
     read_messages(said.messages, _check_rows, lambda _: None, named=said.named, served=PARTS)
 

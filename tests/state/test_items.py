@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from PIL import Image
 
+from inlay.api.fields import MAX_DEPTH
 from inlay.api.openai.responses.input import in_input
 from inlay.api.openai.schema.responses import ResponsesRequest
 from inlay.http.bodies.base64_extractor import Parsed
@@ -92,6 +93,14 @@ def test_items_of_many_parts_are_looked_at_beside_the_event_loop(
 def test_no_items_are_refused_where_some_are_to_be_added(url: str) -> None:
     id_ = post(url, "/v1/conversations", {"items": []}).json()["id"]
     refused = post(url, f"/v1/conversations/{id_}/items", {"items": []})
+    assert (refused.status_code, error(refused)["param"]) == (400, "items")
+
+
+def test_items_that_are_nested_too_deeply_are_kept_nowhere(url: str) -> None:
+    deep: list[Any] = []
+    for _ in range(MAX_DEPTH):
+        deep = [deep]
+    refused = post(url, "/v1/conversations", {"items": [USER | {"status": deep}]})
     assert (refused.status_code, error(refused)["param"]) == (400, "items")
 
 
