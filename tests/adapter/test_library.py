@@ -12,11 +12,13 @@ import pytest
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from huggingface_hub.errors import HfHubHTTPError
 from hypothesis import given, strategies
 
 from inlay.adapter.address import AdapterAddress, AllowedSources, parse
 from inlay.adapter.library import AdapterLibrary
 from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
+from inlay.tensors.hub import asking_hub
 from tests.adapter.conftest import Write, pair, tensors
 from tests.adapter.web import Web, web
 from tests.certificates import certificate
@@ -253,7 +255,7 @@ class TestWeb:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             nowhere = f"http://127.0.0.1:{taken.getsockname()[1]}"
-            with pytest.raises(InvalidRequestError, match="cannot be had"):
+            with pytest.raises(InvalidRequestError, match="cannot be had: Connection refused"):
                 library(nowhere, cache=tmp_path / "cache").open(f"{nowhere}/a")
 
     def test_a_redirection_within_what_is_allowed_is_followed(
@@ -473,6 +475,12 @@ class TestHub:
         assert isinstance(found.value, NotFoundError)
 
     @pytest.mark.usefixtures("cached")
+    def test_a_hub_that_cannot_be_reached_is_a_clear_refusal(self) -> None:
+        # Of the library that the hub's client asks with; under test it is offline.
+        unreached = HfHubHTTPError.__bases__[0]("All connection attempts failed")
+        with pytest.raises(InvalidRequestError, match="cannot be reached"), asking_hub("org/name"):
+            raise unreached
+
     def test_who_is_not_allowed_is_not_asked(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidRequestError, match="may not come from"):
             library("hf://others/", cache=tmp_path).open("hf://org/name")

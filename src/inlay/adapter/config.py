@@ -100,9 +100,7 @@ def parse_config(raw: bytes | bytearray) -> LoraConfig | PromptConfig:
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError("adapter_config.json is not JSON") from error
     if not isinstance(config, dict):
-        raise InvalidRequestError(
-            f"adapter_config.json holds {type(config).__name__}, not an object"
-        )
+        raise InvalidRequestError("adapter_config.json is not an object in JSON")
     kind = config.get("peft_type")
     if kind == "LORA":
         return lora_config(config)

@@ -104,7 +104,10 @@ def download(
     except InlayError:
         raise
     except (OSError, http.client.HTTPException) as error:
-        raise InvalidRequestError(f"{_shown(url)} cannot be had: {error}") from error
+        # urllib's own error only says that there was one.
+        why = getattr(error, "reason", error)
+        why = getattr(why, "strerror", None) or why
+        raise InvalidRequestError(f"{_shown(url)} cannot be had: {why}") from error
 
 
 def _write(

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from huggingface_hub.errors import (
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    HTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -118,7 +119,7 @@ def asking_hub(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise InvalidRequestError(
             f"model {name!r}: not a directory here, and {_said(error)}", param="model"
         ) from error
@@ -134,4 +135,6 @@ def _said(error: Exception) -> str:
             return "the hub has no such model, or not for everyone (HF_TOKEN)"
         case RevisionNotFoundError():
             return "the hub has no such revision of it"
+    if isinstance(error, HTTPError) and not isinstance(error, HfHubHTTPError):
+        return "the hub cannot be reached"
     return f"the hub says: {(str(error).strip().splitlines() or [type(error).__name__])[0]}"

@@ -17,6 +17,7 @@ from inlay.api.admin.schema import (
 )
 from inlay.api.parameters import MAX_WAIT
 from inlay.base.errors import InlayError, InvalidRequestError, NotFoundError
+from inlay.http.quoting import shown_value
 from inlay.http.server import Call
 from inlay.messages.commands import ResetPrefixCache, Sleep, WakeUp, name_of
 from inlay.transport.api import Worker
@@ -51,12 +52,13 @@ async def sleep(call: Call) -> None:
         InlayError: as `tell`.
     """
     query = call.query()
+    level = query.get("level", ["1"])[-1]
+    if level not in ("1", "2"):
+        raise InvalidRequestError(f"level must be 1 or 2, got {shown_value(level)}", param="level")
     try:
-        level, wait = int(query.get("level", ["1"])[-1]), float(query.get("wait", ["30"])[-1])
+        wait = float(query.get("wait", ["30"])[-1])
     except ValueError as error:
-        raise InvalidRequestError(
-            "level must be 1 or 2, and wait a number of seconds", param="level"
-        ) from error
+        raise InvalidRequestError("wait must be a number of seconds", param="wait") from error
     if not 0 <= wait <= MAX_WAIT:
         raise InvalidRequestError(
             f"wait must be 0 to {MAX_WAIT:g} seconds, got {wait:g}", param="wait"
@@ -64,9 +66,9 @@ async def sleep(call: Call) -> None:
     mode = query.get("mode", ["abort"])[-1]
     workers = _workers(call, query)
     status, answers = await call_workers(
-        call, Sleep(level, mode, wait), SLEEP_WITHIN + wait, workers
+        call, Sleep(int(level), mode, wait), SLEEP_WITHIN + wait, workers
     )
-    await call.json(Asleep("sleeping", level, answers), status)
+    await call.json(Asleep("sleeping", int(level), answers), status)
 
 
 async def wake_up(call: Call) -> None:
