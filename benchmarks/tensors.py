@@ -1,6 +1,6 @@
 """What it costs to take embeddings in, as multiples of one memcpy of the tensor's bytes.
 
-    python benchmarks/tensors.py [--sizes 0.1 1 10 64] [--seconds 1]
+    python -m benchmarks.tensors [--sizes 0.1 1 10 64] [--seconds 1]
 
 Columns: this library from container bytes to checked rows, with and without a cast; the base64
 decoding before it; and what a server does that hands the bytes to `torch.load(weights_only=True)`

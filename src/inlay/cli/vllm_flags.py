@@ -240,9 +240,10 @@ FORMS: Mapping[str, str] = {
         name: name
         for name in (
             "awq", "bitsandbytes", "compressed-tensors", "experts_int8", "fbgemm_fp8", "fp8",
-            "fp8_per_block", "fp8_per_channel", "fp8_per_tensor", "gguf", "gptq", "inc",
-            "int8_per_channel_weight_only", "modelopt", "modelopt_fp4", "moe_wna16", "mxfp4",
-            "mxfp8", "nvfp4_per_token", "online", "quark", "torchao",
+            "fp8_per_block", "fp8_per_channel", "fp8_per_tensor", "fp_quant", "gguf", "gptq",
+            "humming", "inc", "int8_per_channel_weight_only", "modelopt", "modelopt_fp4",
+            "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4_per_token",
+            "online", "quark", "torchao",
         )
     },
     **dict.fromkeys(("auto_awq", "awq_marlin"), "awq"),

@@ -18,10 +18,11 @@ TOLD = f"""
 import json
 from inlay.cli.commands import commands
 from inlay.cli.reading import expand_suffix
-from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, OURS
+from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, FORMS, INSTEAD, OURS
 from inlay.engine.ranks import SHORT
 serve = next(command for command in commands() if command.name == "serve")
 print(json.dumps({{
+    "forms": [*FORMS],
     "own": [option.flag for option in serve.options.flags],
     "instead": [*INSTEAD, "--model", *(set(OURS) - set({OLD!r}))],
     "switches": sorted(ENGINE_SWITCHES),
@@ -77,6 +78,14 @@ def test_flags_that_go_to_the_engine_are_ones_it_takes_there(known: dict[str, An
         if taken[name].nargs == 0 or isinstance(taken[name], argparse.BooleanOptionalAction)
     ]
     assert switches == known["switches"]
+
+
+def test_every_form_that_quantization_names_there_is_known(known: dict[str, Any]) -> None:
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+    # Of earlier versions are the others.
+    assert {*known["forms"]} - {*QUANTIZATION_METHODS} == {"bitsandbytes", "gguf"}
+    assert {*QUANTIZATION_METHODS} <= {*known["forms"]}
 
 
 def test_short_flags_stand_for_what_they_stand_for_there(known: dict[str, Any]) -> None:
