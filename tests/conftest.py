@@ -104,8 +104,8 @@ SHARE = 8
 ROOMS = tuple(
     f"tests/{room}/"
     for room in (
-        "api", "audit", "batches", "cli", "engine", "equality", "http", "media", "numbers",
-        "render", "router", "security", "state", "store", "transport", "worker",
+        "api", "audit", "batches", "cli", "engine", "equality", "http", "media", "render",
+        "router", "security", "state", "store", "transport", "worker",
     )
 )  # fmt: skip
 """Whose cases add up to minutes."""

@@ -116,7 +116,7 @@ def test_ranks_and_scales_are_pefts(options: dict[str, Any], modules: list[str])
         ({"lora_alpha": None}, "lora_alpha must be a number"),
         ({"rank_pattern": {"(a+)+$": 2}}, "repeats nothing"),
         ({"rank_pattern": {"a" * 600: 2}}, "at most 512"),
-        ({"rank_pattern": {"(a|.)" * 60 + "b": 2}}, "at most 8"),
+        ({"rank_pattern": {"(a|.)" * 60 + "b": 2}}, "at most 256 ways"),
         ({"rank_pattern": {"(": 2}}, "pattern"),
         ({"rank_pattern": ["q_proj"]}, "must be an object"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern must be"),
@@ -129,6 +129,11 @@ def test_a_configuration_that_asks_for_something_else_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidRequestError, match=match):
         open_adapter(write(lora_config(**change)))
+
+
+def test_a_pattern_of_ten_layers_is_read(write: Write) -> None:
+    pattern = "layers.(0|1|2|3|4|5|6|7|8|9).none"
+    open_adapter(write(lora_config(rank_pattern={pattern: 2})))
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,16 @@ def test_lengths(url: str, path: str, body: dict[str, Any], field: str, said: st
     assert (found["param"], said in found["message"]) == (field, True), found
 
 
-def test_what_is_quoted_stays_as_the_client_sent_it(url: str) -> None:
-    body = {**ASK, "max_output_tokens": 2, "tool_choice": "max_tokens"}
-    assert "'max_tokens'" in error(post(url, "/v1/responses", body))["message"]
+@pytest.mark.parametrize("said", ["max_tokens", "use max_tokens"])
+def test_what_is_quoted_stays_as_the_client_sent_it(url: str, said: str) -> None:
+    body = {**ASK, "max_output_tokens": 2, "tool_choice": said}
+    assert f"'{said}'" in error(post(url, "/v1/responses", body))["message"]
+
+
+def test_a_field_whose_alias_has_other_values_is_named_beside_it(vectors: str) -> None:
+    body = {**TEXT, "embedding_type": "float", "endianness": "big"}
+    message = error(post(vectors, "/v1/embeddings", body))["message"]
+    assert "encoding_format (sent as embedding_type) is float" in message
 
 
 @pytest.fixture(scope="module")

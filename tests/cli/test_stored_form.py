@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +45,19 @@ def test_vllms_quantization_of_a_plain_checkpoint_is_answered_with_what_to_do(
     assert "; vLLM's own: -- --quantization fp8" in message
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(20))
     assert serve(f"{model}/m.gguf", "--quantization", "gguf") == serve(f"{model}/m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("config", "other", "flag"),
+    [
+        ({"compression_config": {"format": "pack"}}, "a.json", "compressed-tensors"),
+        ({}, "hf_quant_config.json", "modelopt"),
+    ],
+)
+def test_older_ways_to_say_a_form_are_known(
+    config: dict[str, Any], other: str, flag: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    (tmp_path / other).write_text("{}")
+    model = str(tmp_path)
+    assert serve(model, "--quantization", flag) == serve(model)

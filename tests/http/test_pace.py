@@ -66,12 +66,16 @@ def test_a_thread_in_the_background_gives_way_once_a_turn(pauses: list[float]) -
     assert min(np.diff(pauses)) > pace.TURN
 
 
-def test_threads_in_the_background_take_turns_and_wait_for_no_library() -> None:
-    left, has_turn, over = (threading.Event() for _ in range(3))
+@pytest.mark.parametrize("gives_way", [True, False])
+def test_threads_in_the_background_take_turns_and_wait_for_no_library(
+    monkeypatch: pytest.MonkeyPatch, gives_way: bool
+) -> None:
+    monkeypatch.setattr(pace, "_turns", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(pace, "_PATIENCE", 60.0 if gives_way else 0.001)
+    left, has_turn, over, second = (threading.Event() for _ in range(4))
 
     def long() -> None:
         pace.yield_gil()
-        assert pace._own.has_turn
         has_turn.set()
         over.wait()
         pace.yield_gil()
@@ -80,19 +84,25 @@ def test_threads_in_the_background_take_turns_and_wait_for_no_library() -> None:
         with pytest.raises(pace.Unwanted):
             pace.while_wanted(left, long)
 
-    holder = threading.Thread(target=in_background, args=(one,))
-    holder.start()
+    def other() -> None:
+        pace.while_wanted(threading.Event(), pace.yield_gil)
+        second.set()
+
+    threads = [threading.Thread(target=in_background, args=(each,)) for each in (one, other)]
+    threads[0].start()
     try:
         assert has_turn.wait(60)
-        assert pace._turn.locked()
-        # Another's turn comes all the same: the first may be in a library for long.
-        in_background(lambda: pace.while_wanted(threading.Event(), pace.yield_gil))
+        threads[1].start()
+        # The first computes on, or is in a library for long.
+        assert second.wait(0.1 if gives_way else 60) is not gives_way
     finally:
         left.set()
         over.set()
-        holder.join()
+        for thread in threads:
+            thread.join(60)
     # It was given back by one that nobody wanted any more.
-    assert not pace._turn.locked()
+    assert second.is_set()
+    assert pace._turns.acquire(blocking=False)
 
 
 def test_other_threads_never_give_way(pauses: list[float]) -> None:

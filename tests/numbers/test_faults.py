@@ -217,7 +217,6 @@ def rounding(family: str) -> set[str]:
 CASES = [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in FAMILIES]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", CASES)
 def test_faults_are_seen_unless_they_are_rounding(family: str) -> None:
     assert distance(family) < 1.5
@@ -231,7 +230,6 @@ def test_faults_are_seen_unless_they_are_rounding(family: str) -> None:
     assert missed.keys() <= rounding(family), missed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", CASES)
 def test_the_check_at_start_sees_them_as_a_whole_or_in_the_layer_that_has_them(family: str) -> None:
     model, own = loaded(family).model, loaded(family).own

@@ -153,7 +153,6 @@ def torch_settings() -> EngineSettings:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tokens", "mixed"])
 @pytest.mark.parametrize("name", list(SAMPLINGS))
 async def test_an_answer_whose_workers_die_is_the_answer_of_an_undisturbed_one(

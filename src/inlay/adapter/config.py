@@ -16,8 +16,8 @@ from inlay.base.errors import InvalidRequestError
 
 MAX_CONFIG_BYTES = 1024 * 1024
 _MAX_PATTERNS, _MAX_PATTERN = 4096, 512
-_MAX_BRANCHES = 8
-"""Signs `|` in a pattern: each may double what is tried before a name does not match."""
+_MAX_WAYS = 256
+"""Ways to read a pattern by its alternatives: all are tried before a name does not match."""
 
 _HARMLESS = frozenset(
     {
@@ -173,12 +173,12 @@ def _patterns(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str
         raise InvalidRequestError(f"{name} must be an object of at most {_MAX_PATTERNS} patterns")
     found: list[tuple[re.Pattern[str], Any]] = []
     for key, value in given.items():
-        fits = len(key) <= _MAX_PATTERN and key.count("|") <= _MAX_BRANCHES
-        if not (fits and _pattern.fullmatch(key)):
+        ways = math.prod(part.count("|") + 1 for part in key.split(")"))
+        if len(key) > _MAX_PATTERN or ways > _MAX_WAYS or not _pattern.fullmatch(key):
             raise InvalidRequestError(
                 f"{name} has the pattern {_shown(key)}; a pattern has at most {_MAX_PATTERN} "
-                f"letters, digits and ._^$|()[]\\-, at most {_MAX_BRANCHES} of them |, and "
-                "repeats nothing"
+                f"letters, digits and ._^$|()[]\\-, at most {_MAX_WAYS} ways to choose between "
+                "its alternatives, and repeats nothing"
             )
         try:
             # As PEFT's get_pattern_key.

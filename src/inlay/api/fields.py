@@ -22,25 +22,32 @@ _VISIBLE = re.compile(r"[!-~]{1,128}")
 
 
 @contextmanager
-def own_names(names: Mapping[str, str]) -> Iterator[None]:
+def own_names(names: Mapping[str, str], both: Collection[str] = ()) -> Iterator[None]:
     """Make errors of a request that another API's code runs name the fields that its client sent.
 
     Args:
         names: fields of the other API, and those they come from, their steps joined by dots and
             `*` for any index: `{"tools.*.function": "tools.*"}`. The first that fits counts.
+        both: of these fields, which have other values there: a message has both names.
     """
     try:
         yield
     except InvalidRequestError as error:
-        raise in_own_names(error, names) from None
+        raise in_own_names(error, names, both) from None
 
 
-def in_own_names(error: InlayError, names: Mapping[str, str]) -> InlayError:
+def in_own_names(
+    error: InlayError, names: Mapping[str, str], both: Collection[str] = ()
+) -> InlayError:
     """Return an error that names fields as its client does, in its message too.
 
-    Of the message those that are no English word; `names` are as of `own_names`.
+    Of the message those that are no English word; `names` and `both` are as of `own_names`.
     """
-    words = {theirs: ours for theirs, ours in names.items() if "_" in theirs and "." not in theirs}
+    words = {
+        theirs: f"{theirs} (sent as {ours})" if theirs in both else ours
+        for theirs, ours in names.items()
+        if "_" in theirs and "." not in theirs
+    }
     return error.mapped(partial(renamed, names)).worded(words)
 
 

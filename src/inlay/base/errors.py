@@ -168,8 +168,9 @@ class InlayError(Exception):
         if not words:
             return self
         either = "|".join(map(re.escape, words))
-        found = re.compile(rf"(?<![\w.'\"`])(?:{either})(?!\w)")
-        message = found.sub(lambda match: words[match[0]], self.message)
+        quoted = r"(?<!\w)(?:'[^']*'|\"[^\"]*\"|`[^`]*`)"
+        found = re.compile(rf"{quoted}|(?<![\w.])(?:{either})(?!\w)")
+        message = found.sub(lambda match: words.get(match[0], match[0]), self.message)
         return self if message == self.message else self._copy(message, self.param)
 
     def body(self) -> ErrorBody:

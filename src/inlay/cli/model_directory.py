@@ -69,8 +69,11 @@ def stored_form(model: str, revision: str | None) -> str | None:
     if directory is None or is_gguf(directory):
         return "gguf"
     config = config_of(directory)
-    stored = config.get("quantization_config") or config.get("compression_config")
-    return str(stored.get("quant_method")) if isinstance(stored, dict) else None
+    older = config.get("compression_config")
+    stored = config.get("quantization_config") or older
+    if not isinstance(stored, dict):
+        return "modelopt" if (directory / "hf_quant_config.json").is_file() else None
+    return str(stored.get("quant_method") or ("compressed-tensors" if older else "unknown"))
 
 
 def _gguf_refused(options: ModelOptions) -> str | None:

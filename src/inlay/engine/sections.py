@@ -222,7 +222,7 @@ class ComputeOptions(BaseModel, frozen=True, defer_build=True):
     quantization: Literal["int8", "q4_k"] | None = None
     """Round the weights of a plain checkpoint's linear layers as it is loaded, on a CPU (torch
     engine): to 8.5 or 4.5 bits (a head always to 8.5), with activations in int8; embedding tables
-    stay. `inlay doctor --quality` measures the loss. vLLM's flag of this name goes after `--`."""
+    stay. `inlay doctor --quality` measures the loss. vLLM's other values go after `--`."""
     speculative_config: str | None = None
     """Speculative decoding, as vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 8,
     "prompt_lookup_min": 2, "prompt_lookup_max": 5}. Methods of the torch engine: ngram (unless set,

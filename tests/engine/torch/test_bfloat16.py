@@ -118,7 +118,6 @@ def test_without_batch_invariance_the_card_says_that_sixteen_bits_are_rounded() 
     assert set(card.resuming.values()) == {Exactness.ROUNDED}
 
 
-@pytest.mark.slow
 def test_embeddings_of_the_table_are_the_text_itself() -> None:
     (weights,) = demo.model_dir().glob("*.safetensors")
     table = load_file(weights)["model.embed_tokens.weight"]

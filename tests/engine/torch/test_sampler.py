@@ -429,7 +429,6 @@ sequences = st.builds(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     st.lists(sequences, min_size=1, max_size=6),

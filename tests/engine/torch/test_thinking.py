@@ -125,7 +125,6 @@ def test_nothing_goes_before_the_end_of_a_spent_budget(more: dict[str, Any]) -> 
     assert len(sampler) == 0
 
 
-@pytest.mark.slow
 async def test_outputs_are_the_same_alone_resumed_anywhere_and_preempted() -> None:
     settings = EngineSettings.of(
         model=str(tiny("llama")),

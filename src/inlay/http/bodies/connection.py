@@ -9,7 +9,8 @@ buffer, and the transport is given back before the next request's first byte.
 import asyncio
 from collections import deque
 from collections.abc import Callable, MutableMapping
-from typing import Any, cast
+from contextvars import Context, copy_context
+from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import httptools
@@ -243,15 +244,14 @@ class Exchange:
         cycle.more_body = False
 
 
-_waiting: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Callable[[], None]]] = (
-    WeakKeyDictionary()
-)
+_Turn: TypeAlias = tuple[Callable[[], None], Context]
+_waiting: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[_Turn]] = WeakKeyDictionary()
 
 
 def _in_turn(loop: asyncio.AbstractEventLoop, go_on: Callable[[], None]) -> None:
     """Call `go_on`, which reads a body on, in a later turn of its event loop."""
     waiting = _waiting.setdefault(loop, deque())
-    waiting.append(go_on)
+    waiting.append((go_on, copy_context()))
     if len(waiting) == 1:
         loop.call_soon(_next, loop)
 
@@ -259,7 +259,8 @@ def _in_turn(loop: asyncio.AbstractEventLoop, go_on: Callable[[], None]) -> None
 def _next(loop: asyncio.AbstractEventLoop) -> None:
     waiting = _waiting[loop]
     for _ in range(min(_AT_ONCE, len(waiting))):
-        loop.call_soon(waiting.popleft())
+        go_on, context = waiting.popleft()
+        loop.call_soon(go_on, context=context)
     if waiting:
         loop.call_soon(_next, loop)
 

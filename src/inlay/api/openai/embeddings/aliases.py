@@ -26,6 +26,9 @@ _TYPES = {
 }
 """Values of aliases, and the fields of ours that they stand for; others are dtypes by name."""
 
+OTHER_VALUES = ("encoding_format", "embed_dtype")
+"""Fields of ours whose values are not those of the aliases."""
+
 
 class NamedTruncation(NamedTuple):
     """Truncation by the names of Cohere and NVIDIA, in our fields."""

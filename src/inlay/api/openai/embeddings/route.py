@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inlay.api.fields import answer_id, check_common, own_names
-from inlay.api.openai.embeddings.aliases import take_aliases
+from inlay.api.openai.embeddings.aliases import OTHER_VALUES, take_aliases
 from inlay.api.openai.embeddings.chunking import LateChunking
 from inlay.api.openai.embeddings.encoding import (
     About,
@@ -130,7 +130,7 @@ async def _answer(
     request = incoming.parsed.request
     model = call.server.model(request.model, *tasks)
     names = take_aliases(request) if isinstance(request, EmbeddingRequest) else {}
-    with own_names(names):
+    with own_names(names, OTHER_VALUES):
         await answer_inputs(call, incoming, request, prefix, model, partial(plan, request))
 
 

@@ -67,7 +67,8 @@ def build(levels: list[str], directory: Path = LIBRARIES) -> list[Path]:
         path.chmod(0o755)
         return path
 
-    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+    # A container may have fewer cores than the host, and each takes up to 1 GB.
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as compilers:
         made = [
             compilers.submit(compiled, source, level)
             for source in sorted(SOURCES.glob("*.cpp"))
@@ -100,5 +101,5 @@ def highest() -> str:
 if __name__ == "__main__":
     try:
         main()
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"{error}\n{error.stderr}")
+    except subprocess.SubprocessError as error:
+        sys.exit(f"{error}\n{getattr(error, 'stderr', '')}")
