@@ -137,6 +137,7 @@ def test_one_name_of_two_givers_is_refused() -> None:
         merged("route", [("a", {"x": 1}), ("b", {"x": 2})])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -217,6 +218,7 @@ def test_an_extension_that_has_the_name_of_a_section_is_refused(tmp_path: Path) 
     assert inlay(tmp_path, "serve", "m", INLAY_EXTENSIONS="cache").stderr == f"inlay: {said}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extensions", ["", "stages"])
 def test_a_graphs_option_that_a_file_leaves_empty_is_none(tmp_path: Path, extensions: str) -> None:
     config = tmp_path / "serve.yaml"

@@ -46,6 +46,7 @@ def run(*words: str, directory: Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("--version",), ("serve", "--help"), ("serve", "no-model"), ("nonsense",)]
 )

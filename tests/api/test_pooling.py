@@ -112,6 +112,7 @@ def test_an_answer_has_every_field_of_vllms(embedder: str) -> None:
     refused(post(embedder, "/pooling", input="a", request_id="a b"), "request_id", "visible ASCII")
 
 
+@pytest.mark.slow
 def test_the_openai_client_decodes_and_vllms_encodings_hold_the_same_numbers(embedder: str) -> None:
     texts = ["cold wind", "the capital of the island"]
     plain = vectors(answered(embedder, "/v1/embeddings", input=texts))

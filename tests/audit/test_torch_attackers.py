@@ -64,6 +64,7 @@ def tokens(found: Audited) -> dict[str, float]:
     return {read.attacker: read.shares["tokens"].value for read in found.reads}
 
 
+@pytest.mark.slow
 def test_hidden_states_are_read_whole_by_computing_them(audit: Audit) -> None:
     found = audited(audit, "hidden:2", "nearest", "hidden-search")
     assert tokens(found)["nearest"] < 0.2
@@ -172,6 +173,7 @@ def test_noise_is_read_better_with_the_model_than_by_the_nearest_token(audit: Au
     assert tokens(found)["beam"] > tokens(found)["nearest"] > tokens(found)["prior"]
 
 
+@pytest.mark.slow
 def test_context_tells_noisy_rows_apart_without_a_pair(audit: Audit) -> None:
     found = audited(audit, "noise:4", "nearest", "context")
     assert tokens(found)["context"] > tokens(found)["nearest"] + 0.2

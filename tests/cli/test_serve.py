@@ -39,6 +39,7 @@ def refused(*words: object) -> tuple[int, list[str]]:
     return done.returncode, done.stderr.splitlines()
 
 
+@pytest.mark.slow
 @truly_started
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_an_idle_server_and_its_worker(number: signal.Signals) -> None:
@@ -68,6 +69,7 @@ def test_a_second_signal_does_not_wait_for_open_requests() -> None:
         assert served.process.wait(END_SECONDS) == 0
 
 
+@pytest.mark.slow
 @truly_started
 @pytest.mark.parametrize("shown", [0, 1], ids=["at once", "while it starts"])
 def test_a_server_whose_reader_has_left_serves_and_ends_as_told(shown: int) -> None:
@@ -203,6 +205,7 @@ def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(
         assert not alive
 
 
+@pytest.mark.slow
 @truly_started
 @pytest.mark.parametrize(
     "module", ["difflib", "pydantic", "inlay.cli.usage", "starlette", "uvloop"]

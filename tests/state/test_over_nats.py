@@ -118,6 +118,7 @@ def test_a_background_response_is_read_and_cancelled_at_another_frontend(
     assert one.responses.retrieve(stopped.id).status == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_batch_is_read_at_another_frontend(pair: tuple[openai.OpenAI, openai.OpenAI]) -> None:
     one, other = pair
     long = {**COMPLETION, "metadata": {"note": "x" * 2000}, "max_tokens": 2}

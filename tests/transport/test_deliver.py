@@ -41,6 +41,7 @@ async def test_what_waits_is_taken_first_and_all_in_order() -> None:
             await taking
 
 
+@pytest.mark.slow
 async def test_a_message_is_taken_in_the_turn_in_which_it_is_read() -> None:
     async with Ends.open(LIMIT) as ends:
         ours, theirs = await ends.pair()

@@ -173,6 +173,7 @@ async def test_a_connection_cut_anywhere_has_brought_whole_messages(credit: bool
         assert memory.used == 0, after
 
 
+@pytest.mark.slow
 async def test_a_dead_connection_holds_no_memory() -> None:
     memory = ReceiveMemory(1 << 20)
     gc.collect()

@@ -145,6 +145,7 @@ WINDOWED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     ["llama", "qwen3", "all windows", "windows among full", "latent", "bfloat16", *STATES],
@@ -184,6 +185,7 @@ async def test_what_was_computed_elsewhere_gives_the_same_output(
         assert giving.stats().blocks_used == asking.stats().blocks_used == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", "qwen3_next"])
 async def test_pages_of_an_output_too_let_another_go_on(model: str) -> None:
     prompt = Prompt.of(Tokens(ids(1, 40)))

@@ -79,6 +79,7 @@ def core(speculator: Speculator, model: str = "llama", /, **changes: int) -> Cor
     return Core(load(model), EngineLimits(**(values | changes)), SECRET, speculator=speculator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -243,6 +244,7 @@ def with_draft(model: str, draft: str) -> TorchEngine:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("even_steps")
 async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep() -> None:
     path = str(tiny("llama"))
