@@ -205,6 +205,7 @@ def test_the_text_is_that_of_a_chat_about_each_piece(client: openai.OpenAI, hear
     [
         ({"response_format": "diarized_json"}, "response_format"),
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
+        ({"timestamp_granularities[]": "syllable"}, "timestamp_granularities"),
         ({"include[]": "logprobs"}, "include"),
         ({"language": "1"}, "language"),
         ({"temperature": "warm"}, "temperature"),

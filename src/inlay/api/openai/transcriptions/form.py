@@ -51,11 +51,13 @@ def wanted(form: FieldForm, task: Task) -> TranscriptionForm:
             f"response_format must be one of {', '.join(FORMATS)}, got {shown_value(kind)}{more}",
             param="response_format",
         )
-    if "word" in form.many("timestamp_granularities"):
-        raise InvalidRequestError(
-            "timestamp_granularities: the times of words are not known to this model",
-            param="timestamp_granularities",
-        )
+    for unit in form.many("timestamp_granularities"):
+        if unit != "segment":
+            more = ": the times of words are not known to this model" if unit == "word" else ""
+            raise InvalidRequestError(
+                f"timestamp_granularities[] must be segment, got {shown_value(unit)}{more}",
+                param="timestamp_granularities",
+            )
     if form.many("include"):
         raise InvalidRequestError(
             "include: logprobs of a transcription are not shown", param="include"
