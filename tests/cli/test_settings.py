@@ -44,6 +44,14 @@ def refusal(*words: str, environ: dict[str, str] | None = None) -> str:
     return message
 
 
+def test_local_media_are_below_a_directory_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "missing"):
+        message = refusal("m", "--allowed-local-media-path", str(tmp_path / name))
+        assert message.startswith("--allowed-local-media-path: must be a directory that is there")
+    assert serve("m", "--allowed-local-media-path", str(tmp_path))
+
+
 def test_a_model_alone_gets_every_default() -> None:
     got = serve("m")
     assert got.engine.model.model == "m"

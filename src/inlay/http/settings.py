@@ -36,6 +36,12 @@ def _with_slash(value: str) -> str:
     return f"/{value.strip('/')}".removesuffix("/")
 
 
+def _directory(path: Path) -> Path:
+    if not path.is_dir():
+        raise ValueError("must be a directory that is there")
+    return path
+
+
 def _with_certfile(value: Path | int | None, info: ValidationInfo) -> Path | int | None:
     # The certificate's own field stands before the ones that are nothing without it.
     if value and info.data.get("ssl_certfile") is None:
@@ -93,7 +99,7 @@ class FrontendSettings(BaseModel, frozen=True, defer_build=True):
     """Hosts that images may be fetched from, exactly; any public host unless set."""
     allowed_media_networks: list[Network] = []
     """Networks beside the public internet that images may be fetched from, such as 10.1.0.0/16."""
-    allowed_local_media_path: Path | None = None
+    allowed_local_media_path: Annotated[Path, AfterValidator(_directory)] | None = None
     """Directory below which file: URLs of images are read; none by default."""
     max_media_bytes: int = Field(default=32 * MIB, ge=1024)
     """Maximum bytes of one image file."""
