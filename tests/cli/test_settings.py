@@ -49,7 +49,8 @@ def test_local_media_are_below_a_directory_that_is_there(tmp_path: Path) -> None
     for name in ("file", "missing"):
         message = refusal("m", "--allowed-local-media-path", str(tmp_path / name))
         assert message.startswith("--allowed-local-media-path: must be a directory that is there")
-    assert serve("m", "--allowed-local-media-path", str(tmp_path))
+    got = serve("m", "--allowed-local-media-path", str(tmp_path))
+    assert got.frontend.allowed_local_media_path == tmp_path
 
 
 def test_a_model_alone_gets_every_default() -> None:
