@@ -1,16 +1,28 @@
-"""Outputs of a worker whose frontend does not keep up."""
+"""Outputs of a worker: in order for each request, also where its frontend does not keep up."""
 
 import asyncio
+import os
 import socket
+from random import Random
 from typing import Any
 
-from inlay.messages.request import Output
+import msgspec
+import pytest
+
+from inlay.messages.card import Address
+from inlay.messages.prompt import Buffer
+from inlay.messages.request import Output, Payload
+from inlay.transport.listener import dial
 from inlay.transport.local.arena import Arena
 from inlay.transport.local.channel import LocalTransport
+from inlay.transport.memory import ReceiveMemory
 from inlay.transport.messages import FromWorker, Outputs
 from inlay.transport.serve import Outbox
+from inlay.transport.wire import CHUNK_BYTES
+from tests.transport.test_transport import SECRET, Ends
 
 MANY = 40_000
+_EACH = 200
 
 
 async def test_what_one_request_makes_delays_another_by_few_messages() -> None:
@@ -53,3 +65,62 @@ async def test_what_one_request_makes_delays_another_by_few_messages() -> None:
         frontend.close()
     finally:
         arena.close()
+
+
+@pytest.mark.parametrize("neighbours", [False, True], ids=["tcp", "neighbours"])
+async def test_outputs_of_a_request_come_in_order_however_large_each_is(neighbours: bool) -> None:
+    random = Random(5)
+    large = Buffer(os.urandom(3 * CHUNK_BYTES))
+    async with Ends.open(neighbours=neighbours) as ends:
+        address = Address("127.0.0.1", ends.port, ends.identity.fingerprint)
+        frontend: Any = await dial(address, SECRET, FromWorker, ReceiveMemory(1 << 28))
+        worker: Any = await ends.accepted.get()
+        ends.opened += [frontend, worker]
+        outbox = Outbox(worker, lambda request_id: None)
+        came: dict[str, list[int]] = {str(number): [] for number in range(4)}
+        whole = asyncio.Event()
+
+        def take(message: object) -> None:
+            assert isinstance(message, Outputs)
+            for output in message.outputs:
+                came[output.request_id] += output.token_ids
+            if all(len(ids) == _EACH for ids in came.values()):
+                whole.set()
+
+        reading = asyncio.create_task(frontend.deliver(take))
+        for offset in range(_EACH):
+            for id_ in came:
+                sized = random.random() < 0.05
+                payloads = (Payload("states", "uint8", (len(large),), large),) if sized else ()
+                outbox.put(Output(id_, 0, offset, (offset,), payloads=payloads))
+            if random.random() < 0.5:
+                await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await whole.wait()
+        assert came == {id_: list(range(_EACH)) for id_ in came}
+        assert not outbox._leaving
+        reading.cancel()
+
+
+async def test_what_fills_a_large_message_together_is_overtaken_by_none_of_it() -> None:
+    many = 4 * CHUNK_BYTES // len(msgspec.msgpack.encode(Output("0", 0, 0, (0,))))
+    async with Ends.open() as ends:
+        address = Address("127.0.0.1", ends.port, ends.identity.fingerprint)
+        frontend: Any = await dial(address, SECRET, FromWorker, ReceiveMemory(1 << 28))
+        worker: Any = await ends.accepted.get()
+        ends.opened += [frontend, worker]
+        outbox = Outbox(worker, lambda request_id: None)
+        outbox.running |= {str(number) for number in range(many)}
+        for number in range(many):
+            outbox.put(Output(str(number), 0, 0, (number,)))
+        await asyncio.sleep(0)
+        outbox.put(Output("0", 0, 1, (7,)))
+        outbox.put(Output("other", 0, 0, (8,)))
+        came: list[tuple[str, int]] = []
+        async with asyncio.timeout(60):
+            while len(came) < many + 2:
+                message = await frontend.receive()
+                came += [(output.request_id, output.offset) for output in message.outputs]
+        # Another request waits for none of it.
+        assert came[0] == ("other", 0)
+        assert came[-1] == ("0", 1)

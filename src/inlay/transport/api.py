@@ -27,6 +27,9 @@ class FrameTransport(Protocol[Heard_co]):
     def withdraw(self, sent: Any) -> bool:
         """Stop sending a message; False when it has left."""
 
+    def when_left(self, sent: Any, call: Callable[[], None]) -> bool:
+        """Call `call` when a message has left that later ones may overtake; False if none may."""
+
     @property
     def unsent_bytes(self) -> int:
         """Bytes of messages that wait to leave, but for large ones, which give way to others."""

@@ -157,6 +157,10 @@ class TcpPeer(Reader, Generic[T]):
         self._flush_soon()
         return withdrawn
 
+    def when_left(self, number: int | None, call: Callable[[], None]) -> bool:
+        """Call `call` when a large message has left; False if it has, or is none."""
+        return number is not None and self._writer.when_left(number, call)
+
     async def receive(self) -> T:
         """Return the next message.
 

@@ -1,6 +1,6 @@
 """Large messages on their way: their parts, and how far these have come."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from inlay.messages.prompt import Buffer
 
@@ -16,15 +16,17 @@ class Outgoing:
         places: memory of the other end, by number of the part that is written there.
         granted: the other end has memory for it.
         after: the number of small frames that leave before it.
+        left: called once all of it has left.
     """
 
-    __slots__ = ("_index", "_position", "after", "granted", "parts", "places")
+    __slots__ = ("_index", "_position", "after", "granted", "left", "parts", "places")
 
     def __init__(self, parts: list[memoryview]) -> None:
         self.parts = parts
         self.places: dict[int, memoryview] = {}
         self.granted = False
         self.after = 0
+        self.left: Callable[[], None] = lambda: None
         self._index = 0
         self._position = 0
 

@@ -41,12 +41,38 @@ _COALESCE_FROM = 256
 """Outputs that wait before they are joined."""
 
 
+class _Waiting:
+    """Outputs that wait; many of them are joined, those of each request."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
+        self._coalesce_at = _COALESCE_FROM
+
+    def coalesce(self) -> None:
+        """Join them, if they are many."""
+        if len(self.outputs) < self._coalesce_at:
+            return
+        by_request: dict[str, list[Output]] = {}
+        for output in self.outputs:
+            by_request.setdefault(output.request_id, []).append(output)
+        self.outputs = [one for outputs in by_request.values() for one in coalesce(outputs)]
+        # What cannot be joined is not looked at again each time.
+        self._coalesce_at = max(_COALESCE_FROM, 2 * len(self.outputs))
+
+    def take(self) -> tuple[Output, ...]:
+        """Return all of them, which wait no more."""
+        outputs, self.outputs = tuple(self.outputs), []
+        self._coalesce_at = _COALESCE_FROM
+        return outputs
+
+
 class Outbox:
     """Joins the outputs of one turn of the event loop into one message.
 
     While the frontend does not keep up, outputs wait here, and those of a request become one: what
-    a fast engine makes for one client delays the others by few bytes. An output that cannot be sent
-    ends its request with an error.
+    a fast engine makes for one client delays the others by few bytes. A large message gives way to
+    others: what follows of its requests waits until it has left, or it would come before. An output
+    that cannot be sent ends its request with an error.
 
     Attributes:
         running: ids of the requests that have not ended.
@@ -55,8 +81,11 @@ class Outbox:
     def __init__(self, channel: FrameTransport[ToWorker], abort: Callable[[str], None]) -> None:
         self._channel = channel
         self._abort = abort
-        self._outputs: list[Output] = []
-        self._coalesce_at = _COALESCE_FROM
+        self._next = _Waiting()
+        self._behind = _Waiting()
+        self._leaving: set[str] = set()
+        """Ids of the requests of large messages that have not left."""
+        self._is_due = False
         self._closed = False
         self.running: set[str] = set()
 
@@ -64,9 +93,14 @@ class Outbox:
         """Send an output with the others of this turn."""
         if output.finish_reason is not None:
             self.running.discard(output.request_id)
-        if not self._outputs:
+        if output.request_id in self._leaving:
+            self._behind.outputs.append(output)
+            self._behind.coalesce()
+            return
+        self._next.outputs.append(output)
+        if not self._is_due:
+            self._is_due = True
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outputs.append(output)
 
     def close(self) -> None:
         """Send nothing more: the connection has ended."""
@@ -76,30 +110,33 @@ class Outbox:
         if self._closed:
             return
         if self._channel.unsent_bytes > MAX_UNSENT_BYTES:
-            if len(self._outputs) >= self._coalesce_at:
-                self._coalesce()
+            self._next.coalesce()
             asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._flush)
             return
-        self._coalesce_at = _COALESCE_FROM
-        outputs, self._outputs = tuple(self._outputs), []
+        self._is_due = False
+        if len(self._next.outputs) > len(self.running):
+            self._next.coalesce()
+        outputs = self._next.take()
         try:
-            self._channel.send(Outputs(outputs))
+            self._send(outputs)
         except Exception:
             # Together they may be too much; alone each is sent, or fails its own request.
             for output in outputs:
                 self._send_alone(output)
 
-    def _coalesce(self) -> None:
-        by_request: dict[str, list[Output]] = {}
-        for output in self._outputs:
-            by_request.setdefault(output.request_id, []).append(output)
-        self._outputs = [one for outputs in by_request.values() for one in coalesce(outputs)]
-        # What cannot be joined is not looked at again each time.
-        self._coalesce_at = max(_COALESCE_FROM, 2 * len(self._outputs))
+    def _send(self, outputs: tuple[Output, ...]) -> None:
+        sent = self._channel.send(Outputs(outputs))
+        if self._channel.when_left(sent, lambda: self._on_left(outputs)):
+            self._leaving.update(output.request_id for output in outputs)
+
+    def _on_left(self, outputs: tuple[Output, ...]) -> None:
+        self._leaving.difference_update(output.request_id for output in outputs)
+        for output in self._behind.take():
+            self.put(output)
 
     def _send_alone(self, output: Output) -> None:
         try:
-            self._channel.send(Outputs((output,)))
+            self._send((output,))
         except Exception as error:
             failed = Output(
                 output.request_id,
@@ -108,7 +145,7 @@ class Outbox:
                 finish_reason="error",
                 error=_frame_of(error),
             )
-            self._channel.send(Outputs((failed,)))
+            self._send((failed,))
             if output.finish_reason is None:
                 self._abort(output.request_id)
 

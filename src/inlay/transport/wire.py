@@ -221,6 +221,14 @@ class FrameWriter:
         self._offer_held()
         return True
 
+    def when_left(self, number: int, call: Callable[[], None]) -> bool:
+        """Call `call` when all of a large message has been taken; False when it has."""
+        outgoing = self._large.get(number)
+        if outgoing is None:
+            return False
+        outgoing.left = call
+        return True
+
     def on_grant(
         self, number: int, present: Sequence[int], offsets: Mapping[int, int] = _NO_OFFSETS
     ) -> None:
@@ -287,6 +295,7 @@ class FrameWriter:
                 size += len(chunk)
             if outgoing.at_end():
                 del self._large[number]
+                outgoing.left()
                 self._offer_held()
             else:
                 self._large.move_to_end(number)

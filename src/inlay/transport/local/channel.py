@@ -94,6 +94,10 @@ class LocalTransport(Generic[T]):
         """Do nothing: a message leaves when it is sent."""
         return False
 
+    def when_left(self, offsets: list[int], call: Callable[[], None]) -> bool:
+        """Do nothing: messages come in the order in which they are sent."""
+        return False
+
     @property
     def unsent_bytes(self) -> int:
         """Bytes of messages that wait to leave."""
