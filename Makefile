@@ -41,11 +41,11 @@ PROFILE := --hypothesis-profile=$(EXAMPLES)
 
 # Is to take under 10 minutes on 2 cores.
 test: install
-	$(PYTEST) $(PROFILE) -m "not slow and $(HERE)"
+	$(PYTEST) $(PROFILE) -m "not slow and not thorough and $(HERE)"
 
 # What takes over a second of a core, and most cases of a test.
 test-slow: install
-	$(PYTEST) $(PROFILE) -m "slow and $(HERE)"
+	$(PYTEST) $(PROFILE) -m "(slow or thorough) and $(HERE)"
 
 # Both at once, which is less than one after the other: they share servers and engines.
 test-all: install
@@ -65,7 +65,7 @@ test-core: install
 test-newest:
 	rm -f .venv-newest/.installed-*
 	$(MAKE) install VENV=.venv-newest RELEASES="--upgrade --upgrade-strategy eager"
-	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest $(PROFILE) -m "not slow and $(HERE)" tests/http tests/engine
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest $(PROFILE) -m "not slow and not thorough and $(HERE)" tests/http tests/engine
 
 # Parts that need no server, no broker and no engine.
 UNIT := $(filter-out tests/test_preloaded.py tests/test_engine_suites.py,$(wildcard tests/test_*.py)) tests/tensors tests/render tests/router tests/media tests/embedding

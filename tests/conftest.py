@@ -100,7 +100,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 SHARE = 8
-"""Of the cases of a test, one in so many is not slow."""
+"""Of the cases of a test, one in so many is not `thorough`."""
 ROOMS = tuple(
     f"tests/{room}/"
     for room in (
@@ -112,20 +112,21 @@ ROOMS = tuple(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark most cases of a test slow: which, says its file.
+    """Mark most cases of a test `thorough`: which, says its file.
 
     Tests of one or two cases stay as they are, as do cases that are marked already.
     """
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.nodeid.startswith(ROOMS) and item.get_closest_marker("slow") is None:
+        marked = any(map(item.get_closest_marker, ("slow", "thorough")))
+        if item.nodeid.startswith(ROOMS) and not marked:
             tests[item.nodeid.partition("[")[0]].append(item)
     for name, cases in tests.items():
         if len(cases) > 2:
             kept = crc32(name.partition("::")[0].encode()) % min(len(cases), SHARE)
             for number, item in enumerate(cases):
                 if number % SHARE != kept:
-                    item.add_marker(pytest.mark.slow)
+                    item.add_marker(pytest.mark.thorough)
 
 
 def pytest_collection_finish() -> None:

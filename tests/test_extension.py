@@ -137,7 +137,7 @@ def test_one_name_of_two_givers_is_refused() -> None:
         merged("route", [("a", {"x": 1}), ("b", {"x": 2})])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -187,7 +187,7 @@ extension = Extension("greeting", options="greeter:OPTIONS", engines="greeter:EN
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_option_of_an_extension_is_a_flag_of_commands_with_an_engine(tmp_path: Path) -> None:
     package(tmp_path, "greeting", "greeter")
     module = tmp_path / "greeter/__init__.py"
@@ -218,7 +218,7 @@ def test_an_extension_that_has_the_name_of_a_section_is_refused(tmp_path: Path) 
     assert inlay(tmp_path, "serve", "m", INLAY_EXTENSIONS="cache").stderr == f"inlay: {said}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("extensions", ["", "stages"])
 def test_a_graphs_option_that_a_file_leaves_empty_is_none(tmp_path: Path, extensions: str) -> None:
     config = tmp_path / "serve.yaml"

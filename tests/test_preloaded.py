@@ -46,7 +46,7 @@ def run(*words: str, directory: Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "words", [("--version",), ("serve", "--help"), ("serve", "no-model"), ("nonsense",)]
 )
@@ -73,7 +73,7 @@ def has(process: "subprocess.Popen[bytes]", kept: int) -> dict[str, object]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("new_session", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_forked_server_has_what_its_starter_gave_it_and_ends_as_a_started_one(

@@ -51,7 +51,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_parts_become_a_directory_that_is_found_again_without_packages(packages: Path) -> None:
     path = obtain("example")
     assert path == directory_of("example")
@@ -68,7 +68,7 @@ def test_what_cannot_be_downloaded_is_an_error_with_its_name(packages: Path) -> 
     assert not directory_of("example").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_download_that_was_cut_off_goes_on_with_what_is_missing(packages: Path) -> None:
     first, second = (next(packages.glob(f"*part{number}*")) for number in (1, 2))
     kept = second.read_bytes()

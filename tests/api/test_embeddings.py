@@ -406,7 +406,7 @@ def test_the_list_of_models_says_what_may_be_asked(url: str, e5: str) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_length_that_the_engine_does_not_leave_vectors_is_refused() -> None:
     card = EmbeddingCard(size=4, unit=True)
     for asked in (None, True):

@@ -242,7 +242,7 @@ def test_a_vector_of_one_position_is_said_to_be_approximate(bge: str) -> None:
     assert "over 8 pieces" in response.json()["error"]["message"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_sparse_weights_of_a_long_text_are_the_largest_of_its_pieces(splade: str) -> None:
     (item,) = items(splade, input=[LONG], split_long_inputs=True)
     wanted: dict[int, float] = {}

@@ -175,7 +175,7 @@ def test_documents_are_ranked_by_max_sim(colbert: str, bge: str) -> None:
         assert [each["index"] for each in ranked] == np.argsort(wanted)[::-1].tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_sparse_vectors_score_by_their_product(splade: str) -> None:
     def dense(text: str) -> dict[int, float]:
         found = items(splade, input=text)[0]["sparse"]
@@ -360,7 +360,7 @@ def test_files_are_refused_where_they_hold_no_answer(tagger: str, bge: str) -> N
         assert says in response.json()["error"]["message"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_sparse_vectors_that_memory_does_not_hold_name_the_field_that_cuts_them() -> None:
     with fleet(models.splade(), task="embed") as running:
         url = running.serve(max_client_bytes=500_000)

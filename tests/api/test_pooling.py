@@ -112,7 +112,7 @@ def test_an_answer_has_every_field_of_vllms(embedder: str) -> None:
     refused(post(embedder, "/pooling", input="a", request_id="a b"), "request_id", "visible ASCII")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_openai_client_decodes_and_vllms_encodings_hold_the_same_numbers(embedder: str) -> None:
     texts = ["cold wind", "the capital of the island"]
     plain = vectors(answered(embedder, "/v1/embeddings", input=texts))
@@ -315,7 +315,7 @@ def test_classes_are_the_softmax_of_the_logits_by_the_models_names(classifier: s
     refused(post(classifier, "/score", text_1="a", text_2="b"), "model", "3 labels", "/classify")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_wrong_route_names_the_right_ones(embedder: str, classifier: str, plain_url: str) -> None:
     message = [{"role": "user", "content": "x"}]
     generating: dict[str, dict[str, Any]] = {

@@ -321,7 +321,7 @@ def test_a_client_that_leaves_a_stream_ends_its_request(llama: Fleet, client: An
     assert llama.idle_within(60)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_fails_in_a_stream_is_a_failed_response_and_an_error_the_client_raises(
     says: Says,
 ) -> None:

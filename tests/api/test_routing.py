@@ -79,7 +79,7 @@ def test_a_request_of_more_choices_than_may_wait_is_refused_whole(
     assert narrow.router.num_waiting == 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_when_all_is_full_requests_wait_and_more_than_may_wait_are_503(
     narrow: Fleet, narrow_url: str
 ) -> None:

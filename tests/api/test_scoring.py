@@ -133,7 +133,7 @@ NAMES = st.sampled_from((None, "query", "passage"))
 CUTS = st.sampled_from((None, -1, 3, 5, 8, 13))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @given(query=NAMES, document=NAMES, cut=CUTS, side=st.sampled_from((None, "left", "right")))
 def test_a_score_is_the_cosine_of_what_embeddings_gives_for_each_role(
     e5: str, query: str | None, document: str | None, cut: int | None, side: str | None
@@ -281,7 +281,7 @@ def test_queries_and_documents_are_clipped_before_they_are_a_pair(url: str, embe
     )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_head_of_several_labels_gives_no_score_and_computes_nothing() -> None:
     with fleet(tiny_scoring("distilbert", 3), task="score") as running:
         url = running.serve()

@@ -329,7 +329,7 @@ def test_nvidias_truncate_says_which_side_is_cut(url: str) -> None:
     assert found["embedding"] == pytest.approx(right[0]["embedding"], abs=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_file_may_be_asked_for_by_its_type(url: str) -> None:
     accept = {"accept": "application/safetensors"}
     response = post(url, "/v1/embeddings", accept, input=TEXTS, outputs=["dense", "tokens"])

@@ -87,7 +87,7 @@ def ask(client: openai.OpenAI, data: bytes | None = None, **more: Any) -> Any:
     return client.audio.transcriptions.create(model="tiny", file=file, extra_body=extra, **more)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_format_is_what_the_client_takes(client: openai.OpenAI) -> None:
     whole = ask(client)
     assert whole.text

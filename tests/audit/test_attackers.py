@@ -303,7 +303,7 @@ def test_equal_rows_of_all_prompts_are_looked_up_once(monkeypatch: pytest.Monkey
     assert looked == [len(np.unique(np.concatenate([prompt.ids for prompt in made(30, 1)])))]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_levels_of_noise_compare_across_models() -> None:
     assert natural_level(np.zeros((262_144, 640), np.float32)) == pytest.approx(3.58, abs=0.01)
     assert natural_level(np.zeros((151_936, 1_536), np.float32)) == pytest.approx(5.67, abs=0.01)
@@ -316,7 +316,7 @@ def test_levels_of_noise_compare_across_models() -> None:
     assert np.array_equal(one, other)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_verdict_says_what_it_took_and_what_was_not_tried() -> None:
     def judged(spec: str, *attackers: str, budget: float = np.inf) -> Verdict:
         audit = Audit(

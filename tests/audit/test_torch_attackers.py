@@ -64,7 +64,7 @@ def tokens(found: Audited) -> dict[str, float]:
     return {read.attacker: read.shares["tokens"].value for read in found.reads}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_hidden_states_are_read_whole_by_computing_them(audit: Audit) -> None:
     found = audited(audit, "hidden:2", "nearest", "hidden-search")
     assert tokens(found)["nearest"] < 0.2
@@ -93,7 +93,7 @@ def test_a_search_computes_no_layer_behind_the_one_that_was_sent(audit: Audit) -
     assert torch.allclose(last[0], torch.from_numpy(states[-1]), atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_gguf_file_is_read_once_the_printed_command_has_converted_it(tmp_path: Path) -> None:
     file = gguf_of(tiny("llama"), tmp_path / "small one.gguf")
     with pytest.raises(InvalidRequestError, match="is GGUF") as refused:
@@ -173,7 +173,7 @@ def test_noise_is_read_better_with_the_model_than_by_the_nearest_token(audit: Au
     assert tokens(found)["beam"] > tokens(found)["nearest"] > tokens(found)["prior"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_context_tells_noisy_rows_apart_without_a_pair(audit: Audit) -> None:
     found = audited(audit, "noise:4", "nearest", "context")
     assert tokens(found)["context"] > tokens(found)["nearest"] + 0.2

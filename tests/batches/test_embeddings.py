@@ -39,7 +39,7 @@ def body_of(index: int, text: str) -> dict[str, Any]:
     return {**body, "encoding_format": "base64"} if index % 4 == 0 else body
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_each_line_is_answered_as_it_would_be_alone(client: openai.OpenAI, embed_url: str) -> None:
     bodies = {f"t{index}": body_of(index, text) for index, text in enumerate(TEXTS)}
     data = b"".join(line(id_, "/v1/embeddings", body) for id_, body in bodies.items())

@@ -107,7 +107,7 @@ def held(llama: Fleet, url: str) -> int:
     return llama.apps[url].server.budget.used
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_slow_readers_of_a_file_hold_pieces_of_it_and_harm_nobody_else(
     llama: Fleet, url: str, file: tuple[str, str]
 ) -> None:

@@ -209,7 +209,7 @@ def test_nothing_is_overwritten_and_a_failure_leaves_nothing(tmp_path: Path) -> 
     assert "neither a file nor a directory" in convert(tmp_path / "nowhere", status=2)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_form_before_torch_1_6_is_refused_with_a_command_that_writes_it_anew(
     tmp_path: Path,
 ) -> None:

@@ -108,7 +108,7 @@ def test_the_curl_snippets_answer_when_pasted(begin: str, shown: Shown, answers:
     assert text.strip() == answers[0]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_openai_snippet_answers_when_pasted(shown: Shown, answers: list[str]) -> None:
     assert run("bash", "-c", shown.snippet(SNIPPETS[-1])).strip() == answers[0]
 

@@ -92,7 +92,7 @@ def test_a_tower_is_compared_with_float32() -> None:
     assert "passed against transformers" in found["model"]["said"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_loss_of_rounding_is_measured_on_a_text(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("the quick brown fox jumps over a lazy dog. " * 200)

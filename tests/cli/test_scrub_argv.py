@@ -23,7 +23,7 @@ def key_file(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="arguments are overwritten on Linux")
 @pytest.mark.parametrize("words", [("--api-key", FLAG), (f"--api-key={FLAG}",)])
 def test_keys_are_not_among_the_arguments_the_children_or_what_is_written(

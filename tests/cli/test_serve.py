@@ -39,7 +39,7 @@ def refused(*words: object) -> tuple[int, list[str]]:
     return done.returncode, done.stderr.splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @truly_started
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_an_idle_server_and_its_worker(number: signal.Signals) -> None:
@@ -69,7 +69,7 @@ def test_a_second_signal_does_not_wait_for_open_requests() -> None:
         assert served.process.wait(END_SECONDS) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @truly_started
 @pytest.mark.parametrize("shown", [0, 1], ids=["at once", "while it starts"])
 def test_a_server_whose_reader_has_left_serves_and_ends_as_told(shown: int) -> None:
@@ -189,7 +189,7 @@ def test_what_it_waits_for_is_said_on_the_first_signal() -> None:
         assert process.returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @truly_started
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(
@@ -205,7 +205,7 @@ def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(
         assert not alive
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @truly_started
 @pytest.mark.parametrize(
     "module", ["difflib", "pydantic", "inlay.cli.usage", "starlette", "uvloop"]
@@ -236,7 +236,7 @@ sys.exit(main())
     assert done.returncode in (-signal.SIGINT, 130)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @truly_started
 def test_a_background_job_ends_on_a_signal_its_shell_had_ignored() -> None:
     with started(tiny("llama"), until="loading", shell="trap '' INT; exec \"$@\"") as process:

@@ -160,7 +160,7 @@ def test_a_huge_model_costs_little_memory_and_no_torch(tmp_path: Path) -> None:
     assert measured["heavy"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_looking_for_the_nearest_token_goes_through_the_table_in_little_memory(
     tmp_path: Path,
 ) -> None:

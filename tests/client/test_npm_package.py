@@ -80,7 +80,7 @@ def test_its_own_tests_pass_against_a_server(package: Path) -> None:
     assert "# skipped 0" in said
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("table_id", [None, "0123"])
 def test_it_writes_the_bytes_that_the_python_client_writes(
     package: Path, table_id: str | None

@@ -152,7 +152,7 @@ def test_the_soft_prompt_answers_a_sample_of_held_out_inputs(
     assert _share_behind(demo, soft_prompt, TASK.held_out[::3]) >= 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_best_text_prompts_do_not_answer_a_sample_of_held_out_inputs(demo: Demo) -> None:
     for prompt in TASK.text_prompts[:3]:
         sample = TASK.held_out[::3]

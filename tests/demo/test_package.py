@@ -50,7 +50,7 @@ def test_examples_that_do_not_match_their_type_are_refused() -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(st.text())
 def test_any_text_survives_the_tokenizer(text: str) -> None:

@@ -192,7 +192,7 @@ async def test_another_picture_is_answered_by_what_that_one_shows(ask: Asking) -
     assert await share_right(ask, question, shifted) < 0.25
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("ask", ["float32", "bfloat16"], indirect=True)
 async def test_without_one_of_its_rows_whichever_a_digit_is_a_guess(ask: Asking) -> None:
     """One in ten is right by chance; so are 15 of 60 pictures, or more, once in 1,500 times."""

@@ -173,7 +173,7 @@ async def test_what_is_kept_of_a_batch_is_no_more_than_its_own_part() -> None:
     assert bundle["vector"].base is None
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_bytes_counted_are_those_taken() -> None:
     gc.collect()
     tracemalloc.start()

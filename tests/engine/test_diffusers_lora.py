@@ -138,7 +138,7 @@ def named(name: str, directory: Path) -> Adapter:
     return Adapter(name=name, content_id=name, path=str(directory))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_images_of_adapters_are_those_of_pefts_merge_in_whatever_batch(family: str) -> None:
     async with serving(family, enable_lora=True) as engine:
@@ -166,7 +166,7 @@ async def test_images_of_adapters_are_those_of_pefts_merge_in_whatever_batch(fam
     assert not near(found[0], found[1])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(("family", "part", "targets"), ENCODERS)
 async def test_an_adapter_of_a_text_encoder_is_pefts_merge(
     family: str, part: str, targets: tuple[str, ...]

@@ -73,7 +73,7 @@ def counters(server: Served) -> dict[str, float]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_answer_has_the_rows_of_transformers_from_either_server(
     family: str, encoder: Served, generator: Served
 ) -> None:
@@ -207,7 +207,7 @@ def test_routes_name_each_other(encoder: Served) -> None:
         assert "does not encode media: use POST /v1/completions" in refused.text
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_inner_features_stand_behind_the_rows() -> None:
     with serving(vision("qwen3_vl"), "--task", "encode") as served:
         (element,) = encode(served, data_url(ONE.data)).json()["data"]

@@ -341,7 +341,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Pa
         http.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_image_by_https_is_the_image(pictures: tuple[int, Path]) -> None:
     port, authority = pictures
     with (

@@ -142,7 +142,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_answers_are_those_of_one_worker(nats_server: NatsServer, written: list[int]) -> None:
     directory, tokens = tiny("llama"), ids(1, 150)
     noise = 0.5 * torch.randn(60, 64, generator=torch.Generator().manual_seed(4))

@@ -230,7 +230,7 @@ def test_what_is_no_image_is_not_stored(
     assert message in error(answer)["message"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_images_are_stored_without_prompt_embeds_where_a_model_takes_images() -> None:
     with serving(vision("llava"), "--served-model-name", "m") as served:
         id_ = stored(served, ONE)["id"]

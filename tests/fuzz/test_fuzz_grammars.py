@@ -37,7 +37,7 @@ def test_the_corpus_is_refused_by_its_count_or_compiles_within_the_limits(
         assert Trial(process, grammar).run()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_is_let_pass_costs_little() -> None:
     accepted, _ = fuzz(500, seed=2)
     assert 0 < accepted < 500

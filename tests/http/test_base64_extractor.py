@@ -229,7 +229,7 @@ def cut_up(draw: st.DrawFn) -> tuple[bytes, list[int]]:
     return body, draw(st.lists(st.integers(0, len(body)), max_size=6))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @settings(max_examples=600)
 @given(cut_up())
 def test_a_lifted_body_says_what_the_full_parser_says_however_it_comes(

@@ -99,7 +99,7 @@ async def test_many_who_look_at_once_ask_the_workers_once() -> None:
     assert asked == 2
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_scrapes_ask_the_workers_twice_a_second_and_are_not_older_than_they_are(
     llama: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

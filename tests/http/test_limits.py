@@ -368,7 +368,7 @@ def test_a_request_that_takes_too_long_ends_with_504_and_so_does_its_request(
     assert ask(url).status_code == 200
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_queued_request_ends_in_time_too() -> None:
     with fleet(tiny("llama"), max_num_seqs=1) as running:
         url = running.serve(max_client_requests=100)

@@ -62,7 +62,7 @@ awkward = st.lists(
 ).map(b"".join)  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @given(
     request=awkward, files=st.lists(awkward, max_size=4), cuts=st.lists(st.integers(0, 1500), max_size=40),
     declared=st.booleans(), end=st.sampled_from([b"--", b"--\r\n"]),

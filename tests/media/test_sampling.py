@@ -27,7 +27,7 @@ def theirs(family: str, total: int, fps: float, max_frames: int) -> list[int]:
     return [int(index) for index in indices]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", WAYS)
 @settings(deadline=None, max_examples=150)
 @given(st.integers(2, 36_000), st.sampled_from(RATES) | st.floats(0.5, 240), st.just(768))

@@ -185,7 +185,7 @@ def test_vectors_with_media_in_bfloat16_are_as_near_float32_as_transformers_own(
     assert _mean(found) <= BOUND, found
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_vectors_of_pages_in_bfloat16_are_as_near_float32_as_transformers_own() -> None:
     found = [page_ratio(seed) for seed in SEEDS]
     assert _mean(found) <= BOUND, found

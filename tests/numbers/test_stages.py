@@ -124,7 +124,7 @@ def codes_ratio(directory: Path) -> float:
     return ratio(logits(torch.float32), centred(torch.cat(found)), [logits(torch.bfloat16)])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_logits_of_codes_in_bfloat16_are_as_near_float32_as_transformers_own() -> None:
     ratios = [codes_ratio(lifelike(omni(), seed)) for seed in SEEDS]
     assert math.prod(ratios) ** (1 / len(ratios)) <= BOUND, ratios

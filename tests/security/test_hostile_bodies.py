@@ -74,7 +74,7 @@ MANGLED: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_is_almost_base64_is_refused_long_or_short(
     server: Served, asked: tuple[Question, ...], good: tuple[str, list[int]]
 ) -> None:
@@ -278,7 +278,7 @@ def test_text_far_beyond_the_context_is_refused_before_it_is_tokenized(
     under_attack(server, asked, attacks, attackers=1, grows=6 * len(bodies[0]))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_memory_of_large_bodies_is_given_back(path: Path) -> None:
     body = json.dumps({"prompt": "a b " * (3 * MIB)}).encode()
     with serving(path) as server, httpx.Client(base_url=server.url, timeout=120) as client:

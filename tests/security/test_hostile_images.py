@@ -431,7 +431,7 @@ def text_model() -> Path:
     return tiny("llama")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_text_model_takes_no_image(text_model: Path) -> None:
     with (
         serving(text_model, "--served-model-name", "words") as served,

@@ -75,7 +75,7 @@ def asked(path: Path, dtype: str, server: Served) -> tuple[Question, ...]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_rows_that_overflow_in_the_model_fail_alone(
     server: Served, asked: tuple[Question, ...], path: Path
 ) -> None:
@@ -99,7 +99,7 @@ def test_rows_that_overflow_in_the_model_fail_alone(
     under_attack(server, asked, [attack])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_stream_that_overflows_ends_with_a_status_and_not_with_text(
     server: Served, asked: tuple[Question, ...], path: Path
 ) -> None:

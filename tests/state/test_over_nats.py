@@ -118,7 +118,7 @@ def test_a_background_response_is_read_and_cancelled_at_another_frontend(
     assert one.responses.retrieve(stopped.id).status == "cancelled"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_batch_is_read_at_another_frontend(pair: tuple[openai.OpenAI, openai.OpenAI]) -> None:
     one, other = pair
     long = {**COMPLETION, "metadata": {"note": "x" * 2000}, "max_tokens": 2}
@@ -166,7 +166,7 @@ def test_what_is_made_goes_on_when_nats_was_away(serve: Serve, tmp_path: Path) -
         assert set(rows(other, found.output_file_id)) == {f"a{index}" for index in range(400)}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_without_nats_a_client_is_told_and_nothing_is_half_kept(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

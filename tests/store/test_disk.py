@@ -369,7 +369,7 @@ def test_a_file_that_cannot_be_removed_is_not_called_deleted(
 # Many at once
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @SEALED_OR_NOT
 def test_under_many_threads_bounds_hold_and_nobody_gets_anothers_elements(
     opened: Opened, directory: Path, key: bytes | None

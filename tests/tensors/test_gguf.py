@@ -81,7 +81,7 @@ def test_a_cut_file_says_how_many_bytes_are_missing(tmp_path: Path) -> None:
     assert f"has {SIZE - 100} of {SIZE} bytes; 100 are missing" in said
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_extremes_in_place_of_any_number_cost_no_memory(tmp_path: Path) -> None:
     """Of each four and each eight bytes of the header: refused, or another file that is sound."""
     extremes = (b"\xff" * 8, b"\xff" * 4, b"\0\0\0\x80", (1 << 40).to_bytes(8, "little"))

@@ -180,7 +180,7 @@ def test_tensors_that_share_memory_are_written_each_for_itself_and_not_without_e
         convert_file(tmp_path / "all.bin")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_pickle_of_too_many_steps_is_refused(tmp_path: Path) -> None:
     path = state_file(tmp_path / "a.pt", b"]q\x00" + b"h\x00a" * 2_100_000)
     with pytest.raises(InvalidRequestError, match="over 4000000 opcodes"), open_state_dict(path):

@@ -140,7 +140,7 @@ async def test_idle_credit_is_asked_back(monkeypatch: pytest.MonkeyPatch) -> Non
         assert sent == [FrameKind.OFFER]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_a_message_that_finds_no_room_has_the_credit_of_all() -> None:
     limit = 10 * CREDIT_BYTES
     async with Ends.open(limit) as ends:

@@ -20,7 +20,7 @@ def notes() -> list[Note]:
     return [Note("small"), large[0], Note("other"), large[1], Note("last")]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_what_waits_is_taken_first_and_all_in_order() -> None:
     async with Ends.open(LIMIT) as ends:
         ours, theirs = await ends.pair()
@@ -41,7 +41,7 @@ async def test_what_waits_is_taken_first_and_all_in_order() -> None:
             await taking
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_a_message_is_taken_in_the_turn_in_which_it_is_read() -> None:
     async with Ends.open(LIMIT) as ends:
         ours, theirs = await ends.pair()

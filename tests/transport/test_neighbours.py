@@ -59,7 +59,7 @@ async def until(done: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_large_messages_pass_no_socket_and_their_memory_is_given_back(ends: Ends) -> None:
     ours, theirs = await ends.pair()
     assert shares(ours)
@@ -105,7 +105,7 @@ async def test_what_has_no_room_in_shared_memory_is_sent(
     assert all(isinstance(note, Note) and bytes(note.data[0].view) == small for note in kept)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_what_is_made_in_lent_memory_is_not_copied_and_the_memory_is_given_back(
     ends: Ends,
 ) -> None:
@@ -136,7 +136,7 @@ async def test_what_is_made_in_lent_memory_is_not_copied_and_the_memory_is_given
     assert arena.free_bytes == arena.size
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_where_nothing_is_lent_nothing_can_be(ends: Ends) -> None:
     ours, theirs = await ends.pair()
     for place in (
@@ -217,7 +217,7 @@ def no_memory(name: str, flags: int) -> int:
     raise OSError(errno.ENOMEM, "no memory")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_where_no_neighbour_is_found_or_it_refuses_the_connection_is_over_tcp(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +259,7 @@ async def test_another_secret_is_no_neighbour(ends: Ends) -> None:
     assert shares((await ends.pair())[0])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_listener_that_closes_while_neighbours_come_leaves_no_socket(turns: int) -> None:
     before = _sockets()
@@ -296,7 +296,7 @@ def _unsealed() -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_strangers_get_nothing_and_members_are_served_afterwards(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,7 +428,7 @@ def test_what_is_said_to_be_written_and_cannot_be_ends_the_connection(
         )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("left", range(6))
 async def test_a_process_out_of_descriptors_keeps_none_of_a_neighbour(
     ends: Ends, left: int

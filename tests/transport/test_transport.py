@@ -91,7 +91,7 @@ class Pipe:
 SIZES = st.sampled_from([0, 1, 100, 5000, CHUNK_BYTES - 20, CHUNK_BYTES, 3 * CHUNK_BYTES + 7])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(
     notes=st.lists(st.lists(SIZES, max_size=3), min_size=1, max_size=5),

@@ -155,7 +155,7 @@ async def _cut(memory: ReceiveMemory, after: int, credit: bool) -> None:
     assert all(note in NOTES for note in got)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("credit", [False, True], ids=["offered", "unasked"])
 async def test_a_connection_cut_anywhere_has_brought_whole_messages(credit: bool) -> None:
     memory = ReceiveMemory(8 * CREDIT_BYTES if credit else 1 << 20)
@@ -173,7 +173,7 @@ async def test_a_connection_cut_anywhere_has_brought_whole_messages(credit: bool
         assert memory.used == 0, after
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_a_dead_connection_holds_no_memory() -> None:
     memory = ReceiveMemory(1 << 20)
     gc.collect()

@@ -103,7 +103,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("parts", "threads"),
     [(0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (0, 3), (1, 2), (2, 2), (3, 3)],

@@ -109,7 +109,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, Path]]:
         yield running.serve(store=StoreSettings().open(SECRET)), path
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_pages_and_queries_have_the_vectors_of_transformers(served: tuple[str, Path]) -> None:
     url, path = served
     for page, item in zip(PAGES, items(url, input=[chat(image(p)) for p in PAGES]), strict=True):

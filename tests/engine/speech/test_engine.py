@@ -186,7 +186,7 @@ async def test_a_sound_is_a_stream_or_whole_or_a_file_of_the_same_samples(
         assert engine.stats().waiting == 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", ["talker", "token2wav"])
 async def test_a_sleeping_part_has_no_model_and_wakes_with_the_same_answers(part: str) -> None:
     given = [CODES] if part == "token2wav" else heard(PROMPT + 4)

@@ -244,7 +244,7 @@ def test_the_sound_of_all_codes_is_that_of_the_whole_model(count: int) -> None:
     assert torch.equal(found, expected.reshape(-1))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("chunk", [8, 20])
 def test_sound_in_chunks_is_nearly_that_of_all_codes(chunk: int) -> None:
     codes = some_codes(50)

@@ -108,7 +108,7 @@ async def test_an_adapter_of_the_head_or_the_table_is_refused_by_name(
         await engine.close()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_more_adapters_than_a_step_has_room_for_take_turns_and_change_nothing(
     tmp_path: Path,
 ) -> None:

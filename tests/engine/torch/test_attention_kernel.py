@@ -261,7 +261,7 @@ def test_what_other_cpus_run_is_the_same_attention(
             )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @X86
 def test_it_compiles_for_cpus_with_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags, _ = prebuilt.LEVELS["v4-amx"]

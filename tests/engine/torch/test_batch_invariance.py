@@ -138,7 +138,7 @@ def test_an_output_that_is_cut_goes_on_as_if_it_had_not_been(options: dict[str, 
         assert found[:2] == (ids[CUT:], logprobs[CUT:])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_output_as_a_prompt_goes_on_as_if_it_had_not_been_cut() -> None:
     for number in NUMBERS:
         ids, logprobs, _ = alone(number)

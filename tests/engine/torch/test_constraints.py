@@ -64,7 +64,7 @@ def naive(row: Tensor, of: Sequence) -> Tensor:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @settings(max_examples=300)
 @given(st.lists(samplings, min_size=1, max_size=4), st.lists(st.integers(0, 2), max_size=8))
 def test_the_constraints_of_a_growing_output_are_those_of_a_search(

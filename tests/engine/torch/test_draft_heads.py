@@ -133,7 +133,7 @@ def test_guesses_are_those_of_the_reference_and_outputs_those_without(
     assert not drafter._computed
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "changes", [{}, {"num_pages": 14, "max_num_batched_tokens": 24}], ids=["roomy", "tight"]
 )
@@ -211,7 +211,7 @@ def test_a_prompt_whose_states_are_not_finite_spoils_no_page_of_the_head(tmp_pat
 # Multi-token prediction
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next", "qwen3_5_text"])
 def test_a_prediction_layer_guesses_as_the_reference_does_and_changes_no_output(
     family: str, tmp_path: Path
@@ -237,7 +237,7 @@ def test_a_prediction_layer_guesses_as_the_reference_does_and_changes_no_output(
     assert drafter.compared > 20
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "qwen3_5+video"])
 def test_a_prediction_layer_guesses_after_media_as_the_reference_does(
     family: str, tmp_path: Path
@@ -315,7 +315,7 @@ def with_head(model: Path, head: Path, **changes: Any) -> TorchEngine:
     return TorchEngine(EngineSettings.of(**(values | changes)), SECRET)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("even_steps")
 async def test_a_head_is_loaded_with_the_engine_and_again_after_sleep(tmp_path: Path) -> None:
     engine = with_head(tiny("llama"), write_eagle(tmp_path, tiny("llama"), tokens=FEW[:1]))

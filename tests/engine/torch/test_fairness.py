@@ -101,7 +101,7 @@ def test_newcomers_have_a_token_at_once_beside_more_prompts_than_there_are_pages
     assert max(waits) <= (4 if overlap else 1)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("pages", [2000, 130], ids=["places", "pages"])
 def test_a_step_that_must_be_read_first_ranks_the_running_once_however_many_wait(
     pages: int, monkeypatch: pytest.MonkeyPatch
@@ -300,7 +300,7 @@ Ask = tuple[int, str, int, int]
 """A step, a client, the length of a prompt and of the output."""
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(
     asks=st.lists(
@@ -346,7 +346,7 @@ def test_whatever_clients_ask_a_newcomer_gets_a_place_soon_and_nothing_is_lost(
     assert simulation.scheduler.table.used == 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(
     count=st.integers(1, 40),

@@ -108,7 +108,7 @@ def run(engine: Core, family: str, *names: str) -> dict[str, list[int]]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_rows_and_mixtures_in_chunks_and_from_the_cache_decode_as_transformers_does(
     family: str,
@@ -300,7 +300,7 @@ def test_a_model_that_rows_do_not_describe_is_refused_by_name(model_type: str) -
         family_of({"model_type": model_type})
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_gemma4_with_inputs_of_each_layer_serves_ids_alone(tmp_path: Path) -> None:
     directory = make(
         "gemma4_text",

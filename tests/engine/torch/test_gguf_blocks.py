@@ -231,7 +231,7 @@ def _with_other_eps(
     return plan._named("add_and_norm", call)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_layers_in_one_native_call_that_differ_are_left_as_modules(
     lively: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -44,7 +44,7 @@ async def engine_of(file: Path, **changes: Any) -> AsyncIterator[TorchEngine]:
         yield engine
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_it_says_the_same_after_sleep(model: tuple[Path, Path]) -> None:
     async with engine_of(model[1]) as engine:
         before, _ = await answers(engine, make_request("before", PROMPT, 12))
@@ -55,7 +55,7 @@ async def test_it_says_the_same_after_sleep(model: tuple[Path, Path]) -> None:
             assert (after, cached) == (before, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_an_adapter_is_added_to_products_with_blocks(
     model: tuple[Path, Path], tmp_path: Path
 ) -> None:

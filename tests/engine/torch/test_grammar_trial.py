@@ -69,7 +69,7 @@ def runs(fork: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_compiles_for_too_long_is_killed_and_refused(process: TrialProcess) -> None:
     pid = process.pid
     with pytest.raises(InvalidRequestError, match="more than 2 s of processor time"):
@@ -110,7 +110,7 @@ async def test_the_process_is_started_again_when_it_has_died(process: TrialProce
     await asyncio.to_thread(until, lambda: not runs(fork))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_a_grammar_whose_process_died_is_compiled_anew(directory: Path) -> None:
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     try:

@@ -152,7 +152,7 @@ def test_what_is_cached_is_computed_again_where_its_states_are_asked_for() -> No
         assert_right(found, request)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(2))
 def test_neighbours_of_all_kinds_and_preemption_change_no_state(seed: int) -> None:
     dice = random.Random(seed)

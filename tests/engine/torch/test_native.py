@@ -307,7 +307,7 @@ def test_no_compiler_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert load("kernels") is None
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_user_without_a_home_has_kernels_for_this_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
@@ -318,7 +318,7 @@ def test_a_user_without_a_home_has_kernels_for_this_start(monkeypatch: pytest.Mo
     assert not Path(found._name).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_kernels_in_a_directory_others_may_write_to_are_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +332,7 @@ def test_kernels_in_a_directory_others_may_write_to_are_not_loaded(
     assert list(directory.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert load("kernels") is not None

@@ -145,7 +145,7 @@ WINDOWED: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "model",
     ["llama", "qwen3", "all windows", "windows among full", "latent", "bfloat16", *STATES],
@@ -185,7 +185,7 @@ async def test_what_was_computed_elsewhere_gives_the_same_output(
         assert giving.stats().blocks_used == asking.stats().blocks_used == 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["llama", "qwen3_next"])
 async def test_pages_of_an_output_too_let_another_go_on(model: str) -> None:
     prompt = Prompt.of(Tokens(ids(1, 40)))
@@ -268,7 +268,7 @@ LIES: dict[str, Callable[[list[Payload]], list[Payload]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["llama", "qwen3_5_text"])
 async def test_a_peer_that_lies_or_breaks_off_anywhere_changes_nothing(
     model: str,

@@ -108,7 +108,7 @@ class Wire:
             self._transport.writelines(pieces)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("way", "model"), [("neighbours", "llama"), ("tls", "llama"), ("neighbours", "windows")]
 )

@@ -65,7 +65,7 @@ async def test_an_answer_that_cannot_be_sent_is_an_error_for_its_peer() -> None:
         assert (await last).error is not None
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_answers_that_nobody_has_read_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair(tiny("llama")) as (direct, asker):
         giver, query = await asked(direct, asker)

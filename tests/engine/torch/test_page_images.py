@@ -62,7 +62,7 @@ def memory() -> Iterator[int]:
     os.close(descriptor)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_those_of_a_peer_give_the_same_output(
     family: str, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +132,7 @@ async def test_those_that_were_evicted_come_back(
         assert (stats.kv_pages_refused, stats.preemptions) == (0, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     # With fewer pages, Gemma 3's preempted sequences find in the cache all that they have lost.
     ("family", "pages"),

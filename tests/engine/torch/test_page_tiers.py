@@ -79,7 +79,7 @@ async def small(directory: Path, pages: int = 24) -> EngineSettings:
     return settings(directory, kv_cache_memory_bytes=size, max_model_len=160)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "model", ["llama", "all windows", "windows among full", "latent", "bfloat16", *STATES]
 )
@@ -117,7 +117,7 @@ async def test_what_was_evicted_comes_back_and_gives_the_same_output(
             assert await answers(engine, make_request("a", mixed)) == (truth[0], 32)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_an_engine_finds_what_one_before_it_kept(memory: int) -> None:
     config = await small(tiny("llama"))
     async with keeping(config, memory) as (engine, tiers):

@@ -63,7 +63,7 @@ async def outputs(engine: TorchEngine, some: Sequence[Request]) -> list[list[int
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "kind"),
     [

@@ -184,7 +184,7 @@ def test_two_that_score_the_same_prompt_at_once_both_score_all_of_it() -> None:
     assert len({tuple(outcome.output) for outcome in found.values()}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_neighbours_of_all_kinds_and_preemption_change_no_score(seed: int) -> None:
     dice = random.Random(seed)

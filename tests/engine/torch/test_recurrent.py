@@ -117,7 +117,7 @@ def test_a_conversation_goes_on_wherever_its_last_answer_ended(overlap: bool) ->
         assert cached == (len(prompt) + new - 1) // PAGE * PAGE
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("native", [True, False], ids=["native", "by torch"])
 def test_only_accepted_drafts_are_in_the_states_that_others_go_on_with(
     native: bool, monkeypatch: pytest.MonkeyPatch

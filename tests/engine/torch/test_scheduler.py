@@ -112,7 +112,7 @@ def test_a_hit_needs_all_pages_without_a_window_and_the_last_ones_with_one(
     assert again.cached_tokens == cached
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_long_output_holds_the_pages_of_its_window() -> None:
     simulation = Simulation(bounds(num_pages=16, max_model_len=4096, windows=(40,)))
     simulation.admit(Tokens([1] * 20), max_tokens=3000)

@@ -148,7 +148,7 @@ async def test_an_engine_wakes_in_parts_and_takes_nothing_before_all_are(
     assert after.output == before.output
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_falling_deeper_and_closing_while_asleep_are_fine(engine: TorchEngine) -> None:
     await engine.sleep(1)
     await engine.sleep(2)
@@ -254,7 +254,7 @@ def test_blocks_that_are_pinned_together_have_no_room_left_over_but_in_the_last(
         assert torch.equal(tensor, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_routers_and_readers_hear_that_a_sleeping_engine_has_nothing_cached(
     tmp_path: Path,
 ) -> None:

@@ -79,7 +79,7 @@ def core(speculator: Speculator, model: str = "llama", /, **changes: int) -> Cor
     return Core(load(model), EngineLimits(**(values | changes)), SECRET, speculator=speculator)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -158,7 +158,7 @@ class Checked(DraftModel):
         return found
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -244,7 +244,7 @@ def with_draft(model: str, draft: str) -> TorchEngine:
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("even_steps")
 async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep() -> None:
     path = str(tiny("llama"))

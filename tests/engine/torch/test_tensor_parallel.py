@@ -112,7 +112,7 @@ async def test_two_ranks_answer_as_one_process(family: str) -> None:
         await engine.probe()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 async def test_layers_of_two_ranks_are_compared_with_the_models_own(family: str) -> None:
     found = {}
@@ -128,7 +128,7 @@ async def test_layers_of_two_ranks_are_compared_with_the_models_own(family: str)
     assert found[2].distances.keys() == found[1].distances.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_a_layer_of_two_ranks_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = judgement._layers
 
@@ -149,7 +149,7 @@ async def test_a_layer_of_two_ranks_that_differs_is_named(monkeypatch: pytest.Mo
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_drafts_images_and_bfloat16_are_divided_too() -> None:
     draft = '{"method": "ngram", "num_speculative_tokens": 4}'
     found = {}

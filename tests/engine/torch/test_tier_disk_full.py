@@ -61,7 +61,7 @@ def small_disk(path: Path) -> Iterator[Full]:
         run("umount", path)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("limited", [small_files, small_disk])
 async def test_a_disk_that_fills_costs_what_it_does_not_take(
     limited: Callable[[Path], AbstractContextManager[Full]],

@@ -75,7 +75,7 @@ def config(directory: Path, **changes: Any) -> EngineSettings:
     return settings(directory, **values)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_within_one_engine_to_its_salt_and_adapter_alone(kept: Tiers, tmp_path: Path) -> None:
     directory = tiny("llama")
     paths = [

@@ -211,7 +211,7 @@ def check(family: str, found: dict[str, tuple[list[int], Values, Values]], prior
         assert ids == truth.ids[prior:], name
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("overlap")
 @pytest.mark.parametrize("family", CASES)
 def test_images_in_chunks_and_from_the_cache_give_the_logits_of_transformers(family: str) -> None:

@@ -135,7 +135,7 @@ def parts_of(case: str) -> Parts:
     return surrounded(parts) if case in OMNI_CASES else parts
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", [*FAMILIES, *AUDIO_FAMILIES, *VIDEO_CASES, *OMNI_CASES])
 async def test_files_in_a_prompt_give_what_transformers_generates(family: str) -> None:
     parts = parts_of(family)
@@ -253,7 +253,7 @@ async def test_an_aborted_request_leaves_nothing_and_others_that_share_its_image
         assert engine.stats().blocks_used == 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_images_survive_a_sleep() -> None:
     async with started("qwen2_5_vl") as engine:
         prompt = prompt_of(engine, PARTS)
