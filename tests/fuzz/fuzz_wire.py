@@ -54,11 +54,11 @@ def _parts() -> Any:
     """What is fuzzed: imported late, so that it can be instrumented."""
     from inlay.messages.digest import Secret
     from inlay.messages.prompt import Buffer
-    from inlay.transport import frames, handshake, wire
+    from inlay.transport import events, frames, handshake, wire
 
     return SimpleNamespace(
         Buffer=Buffer, decoder=frames.Decoder(_Note), handshake=handshake, secret=Secret(bytes(32)),
-        wire=wire
+        wire=wire, events=events
     )  # fmt: skip
 
 
@@ -124,22 +124,22 @@ class _Receiver:
     def _take(self, event: Any) -> None:
         assert len(self._reader._large) <= LIMITS["MAX_OPEN"]
         assert sum(self._taken.values()) <= LIMITS["MAX_OPEN"] * MAX_BYTES
-        wire = _parts().wire
+        events = _parts().events
         match event:
-            case wire.WireMessage():
+            case events.WireMessage():
                 self._whole(event)
-            case wire.Offered(number, offer, unasked):
+            case events.Offered(number, offer, unasked):
                 self.events.append(("offered", number, offer.sizes, offer.names, unasked))
                 if unasked:
                     self._accept(number, offer, [memoryview(bytearray(s)) for s in offer.sizes])
                 else:
                     self._offered(number, offer)
-            case wire.Withdrawn(number):
+            case events.Withdrawn(number):
                 self.events.append(("withdrawn", number))
                 self._taken.pop(number, None)
-            case wire.Credited(num_bytes):
+            case events.Credited(num_bytes):
                 self.events.append(("credited", num_bytes))
-            case wire.Returned():
+            case events.Returned():
                 self.events.append("returned")
 
     def _offered(self, number: int, offer: Any) -> None:

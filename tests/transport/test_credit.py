@@ -13,7 +13,8 @@ import pytest
 from inlay.messages.prompt import Buffer
 from inlay.transport import ReceiveMemory, TcpPeer
 from inlay.transport.credit import CREDIT_BYTES, Credit
-from inlay.transport.wire import CHUNK_BYTES, FrameKind, FrameReader, FrameWriter, Offered
+from inlay.transport.events import Offered
+from inlay.transport.wire import CHUNK_BYTES, FrameKind, FrameReader, FrameWriter
 from tests.transport.test_neighbours import until
 from tests.transport.test_transport import Ends, Note
 

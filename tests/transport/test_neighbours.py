@@ -25,11 +25,12 @@ from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
 from inlay.transport import TcpPeer
 from inlay.transport.buffer_offers import BufferPlace
+from inlay.transport.events import Offered, WireMessage
 from inlay.transport.listener import MAX_UNPROVEN
 from inlay.transport.local import same_host
 from inlay.transport.local.same_host import NOTHING_SHARED
 from inlay.transport.memory import ReceiveMemory
-from inlay.transport.wire import CHUNK_BYTES, FrameReader, FrameWriter, Offered, WireMessage
+from inlay.transport.wire import CHUNK_BYTES, FrameReader, FrameWriter
 from tests.transport.test_transport import Ends, Note, counted
 
 pytestmark = pytest.mark.skipif(

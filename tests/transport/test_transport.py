@@ -21,19 +21,11 @@ from inlay.messages.digest import Secret
 from inlay.messages.prompt import Buffer
 from inlay.transport import Listener, ReceiveMemory, TcpPeer, dial
 from inlay.transport.embeds_cache import EmbedsCache
+from inlay.transport.events import Offered, WireMessage, Withdrawn
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.listener import MAX_UNPROVEN
 from inlay.transport.tls import Identity
-from inlay.transport.wire import (
-    CHUNK_BYTES,
-    MAX_OPEN,
-    MAX_PARTS,
-    FrameReader,
-    FrameWriter,
-    Offered,
-    WireMessage,
-    Withdrawn,
-)
+from inlay.transport.wire import CHUNK_BYTES, MAX_OPEN, MAX_PARTS, FrameReader, FrameWriter
 from tests.transport.fleet import identity
 
 SECRET = Secret(bytes(range(32)))

@@ -20,21 +20,13 @@ from inlay.transport import frames
 from inlay.transport.buffer_offers import OWN_NAME, BufferOffer, BufferPlace, ReplyBuffer
 from inlay.transport.credit import Credit
 from inlay.transport.embeds_cache import EmbedsCache
+from inlay.transport.events import Credited, Event, Offered, Returned, WireMessage, Withdrawn
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.local.same_host import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.reply_buffers import ReplyBuffers
 from inlay.transport.stream import Reader
-from inlay.transport.wire import (
-    Credited,
-    Event,
-    FrameReader,
-    FrameWriter,
-    Offered,
-    Returned,
-    WireMessage,
-    Withdrawn,
-)
+from inlay.transport.wire import FrameReader, FrameWriter
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from inlay.messages.prompt import Buffer
 from inlay.transport import frames
@@ -30,6 +30,7 @@ from inlay.transport.buffer_offers import (
     decode_present,
     encode,
 )
+from inlay.transport.events import Credited, Event, Offered, Returned, WireMessage, Withdrawn
 from inlay.transport.parts import Incoming, Outgoing
 from inlay.transport.reply_buffers import ReplyBuffers
 
@@ -65,39 +66,6 @@ class FrameKind(IntEnum):
     RETURNED = 12
 
 
-class WireMessage(NamedTuple):
-    """A whole message: its header, its buffers, and the number of the offer of a large one."""
-
-    header: "bytes | memoryview"
-    buffers: Sequence[Buffer]
-    number: int | None = None
-
-
-class Offered(NamedTuple):
-    """A large message that the peer wants to send, or sends `unasked`."""
-
-    number: int
-    offer: BufferOffer
-    unasked: bool
-
-
-class Withdrawn(NamedTuple):
-    """A large message that the peer no longer sends."""
-
-    number: int
-
-
-class Credited(NamedTuple):
-    """So many bytes that may be sent unasked, besides those granted before; 0: no more."""
-
-    num_bytes: int
-
-
-class Returned(NamedTuple):
-    """The peer sends nothing more unasked."""
-
-
-Event: TypeAlias = WireMessage | Offered | Withdrawn | Credited | Returned
 Piece: TypeAlias = "bytes | memoryview"
 OnGrant: TypeAlias = Callable[[int, Sequence[int], Mapping[int, int]], None]
 
