@@ -218,6 +218,7 @@ def test_the_form_before_torch_1_6_is_refused_with_a_command_that_writes_it_anew
     torch.save(contents(tiny("llama")), file, _use_new_zipfile_serialization=False)
     said = convert(directory, status=1)
     assert "has the form of torch before 1.6" in said
+    assert "with torch 2.10 or newer (older ones run code in it: CVE-2025-32434, " in said
     command = said[said.index("python -c") :].replace("python", shlex.quote(sys.executable), 1)
     run("sh", "-c", command)
     convert(directory)

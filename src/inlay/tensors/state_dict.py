@@ -98,7 +98,8 @@ def _legacy(path: Path) -> str:
         "torch.save(torch.load(f, map_location='cpu', weights_only=True), f)"
     )
     return (
-        f"{path} has the form of torch before 1.6, which is no archive; write it anew first: "
+        f"{path} has the form of torch before 1.6, which is no archive; write it anew first, with "
+        "torch 2.10 or newer (older ones run code in it: CVE-2025-32434, CVE-2026-24747): "
         f'python -c "{code}" {shlex.quote(str(path))}'
     )
 
