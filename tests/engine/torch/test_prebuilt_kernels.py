@@ -2,7 +2,10 @@
 
 import ctypes
 import platform
+import re
+import runpy
 import shutil
+import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -43,6 +46,23 @@ def test_without_a_compiler_the_library_of_the_environment_is_loaded(
     loaded = build.load("kernels")
     assert isinstance(loaded, ctypes.CDLL)
     assert Path(loaded._name).parent == tmp_path
+
+
+@pytest.mark.parametrize("says", ["", "echo later >&2; "])
+def test_a_compiler_that_takes_too_long_is_told_as_that(
+    says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{says}exec sleep 60\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(sources, "COMPILE_SECONDS", 0.2)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["prebuilt", "v3"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(prebuilt.__file__), run_name="__main__")
+    assert "timed out after 0.2 seconds" in str(ended.value)
+    assert not re.search(r"None|b'", str(ended.value))
 
 
 def test_each_level_has_all_that_the_next_has() -> None:

@@ -102,4 +102,6 @@ if __name__ == "__main__":
     try:
         main()
     except subprocess.SubprocessError as error:
-        sys.exit(f"{error}\n{getattr(error, 'stderr', '')}")
+        # Of a compiler that took too long it is bytes, or nothing.
+        said = getattr(error, "stderr", None) or ""
+        sys.exit(f"{error}\n{said if isinstance(said, str) else said.decode(errors='replace')}")
