@@ -13,7 +13,11 @@ FORM = {
     "awq_marlin": "awq",
     "gptq": "gptq",
     "compressed-tensors": "compressed-tensors",
+    "modelopt_fp4": "modelopt",
+    "modelopt": "modelopt_mxfp8",
+    "inc": "auto-round",
 }
+"""A value of the flag, and what a checkpoint says that vLLM takes for the same."""
 
 
 @pytest.mark.parametrize("flag", FORM)
@@ -52,9 +56,20 @@ def test_vllms_quantization_of_a_plain_checkpoint_is_answered_with_what_to_do(
     [
         ({"compression_config": {"format": "pack"}}, "a.json", "compressed-tensors"),
         ({}, "hf_quant_config.json", "modelopt"),
+        ({"quantization_config": {"producer": {"name": "modelopt"}}}, "a.json", "modelopt_fp4"),
+        ({"text_config": {"quantization_config": {"quant_method": "FP8"}}}, "a.json", "fp8"),
+        (
+            {
+                "model_type": "qwen2_5_omni",
+                "thinker_config": {"model_type": "qwen2_5_omni_thinker"},
+                "quantization_config": {"quant_method": "compressed_tensors"},
+            },
+            "a.json",
+            "compressed-tensors",
+        ),
     ],
 )
-def test_older_ways_to_say_a_form_are_known(
+def test_other_ways_to_say_a_form_are_known(
     config: dict[str, Any], other: str, flag: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))

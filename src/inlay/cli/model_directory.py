@@ -12,13 +12,16 @@ from inlay.engine.torch.checks import check_settings
 from inlay.engine.weights import directory_of
 from inlay.extension import parts
 from inlay.render.tokenizer import load_tokenizer
-from inlay.tensors.checkpoint import check_tensors, config_of
+from inlay.tensors.checkpoint import check_tensors, config_of, whole_config_of
 from inlay.tensors.gguf import is_gguf
 from inlay.tensors.hub import local_directory
 from inlay.tensors.weight_files import convertible, find_weights
 
 _READ_GGUF = ("torch", "echo")
 """Engines that serve GGUF files."""
+
+_OLDER_FORM = "hf_quant_config.json"
+"""File in which older versions of ModelOpt say that weights are theirs."""
 
 
 def check_model(engine: EngineSettings) -> None:
@@ -58,22 +61,30 @@ def check_model(engine: EngineSettings) -> None:
 def stored_form(model: str, revision: str | None) -> str | None:
     """Return the form of a model's weights as vLLM names it; None where they are not quantised.
 
-    Of a name on the hub `config.json` is fetched.
+    Of a name on the hub what says it is fetched. Looked for where vLLM looks, in its order.
 
     Raises:
         InvalidRequestError: there is no such model, or it has no `config.json`.
     """
     directory = local_directory(model)
     if directory is None and ":" not in model:
-        directory = directory_of(model, revision, ["config.json"])
+        directory = directory_of(model, revision, ["config.json", _OLDER_FORM])
     if directory is None or is_gguf(directory):
         return "gguf"
-    config = config_of(directory)
-    older = config.get("compression_config")
+    config = whole_config_of(directory)
+    text, older = config.get("text_config"), config.get("compression_config")
     stored = config.get("quantization_config") or older
+    if not isinstance(stored, dict) and (directory / _OLDER_FORM).is_file():
+        return "modelopt"
+    if not isinstance(stored, dict) and isinstance(text, dict):
+        stored = text.get("quantization_config")
     if not isinstance(stored, dict):
-        return "modelopt" if (directory / "hf_quant_config.json").is_file() else None
-    return str(stored.get("quant_method") or ("compressed-tensors" if older else "unknown"))
+        return None
+    unnamed = "compressed-tensors" if older else "unknown"
+    if isinstance(maker := stored.get("producer"), dict):
+        unnamed = str(maker.get("name"))
+    form = str(stored.get("quant_method") or unnamed).lower()
+    return form.replace("compressed_tensors", "compressed-tensors")
 
 
 def _gguf_refused(options: ModelOptions) -> str | None:

@@ -371,7 +371,7 @@ def _pass_over_form(command: Command, given: dict[str, RawValue]) -> None:
 
     model, revision = str(given["model"].value), given.get("revision")
     stored = stored_form(model, None if revision is None else str(revision.value))
-    if stored != form:
+    if stored is None or FORMS.get(stored, stored) != form:
         is_ = "not quantised" if stored is None else f"stored as {stored}"
         own = "" if _engine(command, given) == "vllm" else "--engine vllm "
         raise UsageError(

@@ -241,17 +241,21 @@ FORMS: Mapping[str, str] = {
         for name in (
             "awq", "bitsandbytes", "compressed-tensors", "experts_int8", "fbgemm_fp8", "fp8",
             "fp8_per_block", "fp8_per_channel", "fp8_per_tensor", "fp_quant", "gguf", "gptq",
-            "humming", "inc", "int8_per_channel_weight_only", "modelopt", "modelopt_fp4",
-            "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4_per_token",
-            "online", "quark", "torchao",
+            "humming", "int8_per_channel_weight_only", "modelopt", "moe_wna16", "mxfp4", "mxfp8",
+            "nvfp4_per_token", "online", "quark", "torchao",
         )
     },
     **dict.fromkeys(("auto_awq", "awq_marlin"), "awq"),
     **dict.fromkeys(("auto_gptq", "gptq_marlin"), "gptq"),
+    **dict.fromkeys(("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"), "modelopt"),
     "deepseek_v4_fp8": "fp8",
     "gpt_oss_mxfp4": "mxfp4",
+    "inc": "auto-round",
 }  # fmt: skip
-"""Values of vLLM's `--quantization`, and the form of a checkpoint that has no need of them."""
+"""Values of vLLM's `--quantization`, and the form of a checkpoint that has no need of them.
+
+What files say is vLLM's to refine: of `modelopt` it finds the kind in their `quant_algo`.
+"""
 
 
 class Unknown(NamedTuple):

@@ -87,7 +87,16 @@ def config_of(path: Path) -> dict[str, Any]:
     """The model's `config.json`, as `model_config` takes it.
 
     Raises:
-        InvalidRequestError: there is none, it is not a JSON object, or as `model_config`.
+        InvalidRequestError: as `whole_config_of` and `model_config`.
+    """
+    return model_config(whole_config_of(path))
+
+
+def whole_config_of(path: Path) -> dict[str, Any]:
+    """The object in a model's `config.json`, also of one around the model that is served.
+
+    Raises:
+        InvalidRequestError: there is none, or it is not a JSON object.
     """
     config = json_of(path, "config.json")
     if config is None:
@@ -98,7 +107,7 @@ def config_of(path: Path) -> dict[str, Any]:
         raise InvalidRequestError(
             f"{path / 'config.json'} holds {type(config).__name__}, not an object"
         )
-    return model_config(config)
+    return config
 
 
 def model_config(config: dict[str, Any]) -> dict[str, Any]:
