@@ -112,9 +112,12 @@ constexpr Byte* scales_of(Byte* panels, int64_t outputs, int64_t inputs) {
     return panels + (outputs + PANEL - 1) / PANEL * (inputs / BLOCK * F::CODES);
 }
 
+// As vectors: compilers make none of loops over bytes that are so short.
+typedef uint8_t Sixteen __attribute__((vector_size(16)));
+
 // A block of a file: codes by input, and what its scales are made of.
 struct Unpacked {
-    uint8_t codes[256];
+    Sixteen codes[16];
     int8_t fine[16];
     uint8_t fine_mins[8];
     uint16_t scale, min;
@@ -126,9 +129,18 @@ inline uint16_t half_at(const uint8_t* from) {
     return bits;
 }
 
-// Bytes have inputs 0 to 15 of 32 in low nibbles and 16 to 31 in high ones.
-inline void nibbles(uint8_t* to, const uint8_t* from, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = from[i] & 15, to[count + i] = from[i] >> 4;
+inline Sixteen sixteen_at(const uint8_t* from) {
+    Sixteen found;
+    std::memcpy(&found, from, sizeof(found));
+    return found;
+}
+
+// Bytes have the first `count` times sixteen inputs in low nibbles, and as many more in high ones.
+inline void nibbles(Sixteen* to, const uint8_t* from, int count) {
+    for (int i = 0; i < count; i++) {
+        const Sixteen own = sixteen_at(from + 16 * i);
+        to[i] = own & 15, to[count + i] = own >> 4;
+    }
 }
 
 template <int TYPE>
@@ -137,21 +149,22 @@ void unpack(const uint8_t* from, Unpacked& to) {
     constexpr bool OF_SCALES = TYPE == Q4_K || TYPE == Q5_K;
     if constexpr (OF_SCALES) {
         to.scale = half_at(from), to.min = half_at(from + 2);
-        const uint8_t* b = from + 4;
-        for (int j = 0; j < 8; j++) {
-            to.fine[j] = j < 4 ? b[j] & 63 : (b[j + 4] & 15) | (b[j - 4] >> 6) << 4;
-            to.fine_mins[j] = j < 4 ? b[j + 4] & 63 : (b[j + 4] >> 4) | (b[j] >> 6) << 4;
-        }
-        for (int c = 0; c < 4; c++) nibbles(to.codes + 64 * c, from + F::FILE - 128 + 32 * c, 32);
+        // Four at a time: six bits of four scales, and of four mins; four bits of four more of each, whose other two follow those six.
+        uint32_t own[3];
+        std::memcpy(own, from + 4, sizeof(own));
+        const uint32_t fine[2] = {own[0] & 0x3f3f3f3f, (own[2] & 0x0f0f0f0f) | (own[0] >> 2 & 0x30303030)};
+        const uint32_t mins[2] = {own[1] & 0x3f3f3f3f, (own[2] >> 4 & 0x0f0f0f0f) | (own[1] >> 2 & 0x30303030)};
+        std::memcpy(to.fine, fine, sizeof(fine)), std::memcpy(to.fine_mins, mins, sizeof(mins));
+        for (int c = 0; c < 4; c++) nibbles(to.codes + 4 * c, from + F::FILE - 128 + 32 * c, 2);
         if constexpr (TYPE == Q5_K)
-            for (int i = 0; i < 256; i++) to.codes[i] |= (from[16 + i % 32] >> (i / 32) & 1) << 4;
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) to.codes[i] |= (sixteen_at(from + 16 + i % 2 * 16) >> (i / 2) & 1) << 4;
     } else if constexpr (TYPE == Q6_K) {
-        const uint8_t *low = from, *high = from + 128;
-        for (int part = 0; part < 8; part++) {
-            const int half = part / 4, quarter = part % 4;
-            const uint8_t *nibbles = low + half * 64 + quarter % 2 * 32, *pairs = high + half * 32;
-            for (int l = 0; l < 32; l++)
-                to.codes[part * 32 + l] = (nibbles[l] >> (quarter / 2 * 4) & 15) | (pairs[l] >> (2 * quarter) & 3) << 4;
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            const int half = i / 8, quarter = i % 8 / 2, place = i % 2 * 16;
+            const Sixteen low = sixteen_at(from + half * 64 + quarter % 2 * 32 + place), high = sixteen_at(from + 128 + half * 32 + place);
+            to.codes[i] = (low >> (quarter / 2 * 4) & 15) | (high >> (2 * quarter) & 3) << 4;
         }
         std::memcpy(to.fine, from + 192, 16);
         to.scale = half_at(from + 208);
@@ -160,24 +173,30 @@ void unpack(const uint8_t* from, Unpacked& to) {
         const int high = half_at(from + 2);
         for (int j = 0; j < 8; j++) {
             to.fine[j] = static_cast<int8_t>(((from[4 + j / 2] >> (j % 2 * 4) & 15) | (high >> (2 * j) & 3) << 4) - 32);
-            nibbles(to.codes + 32 * j, from + 8 + 16 * j, 16);
+            nibbles(to.codes + 2 * j, from + 8 + 16 * j, 1);
         }
     } else if constexpr (TYPE == MXFP4) {
         // The higher half of 2 ** (exponent - 128) in float32.
         to.scale = from[0] < 2 ? 0x20 << from[0] : (from[0] - 1) << 7;
-        nibbles(to.codes, from + 1, 16);
+        nibbles(to.codes, from + 1, 1);
     } else {
         to.scale = half_at(from);
         // The sum, not the difference.
         if (F::MINS) to.min = half_at(from + 2) ^ 0x8000;
         if constexpr (TYPE == Q8_0) {
-            for (int i = 0; i < 32; i++) to.codes[i] = from[2 + i] ^ 0x80;
+            for (int i = 0; i < 2; i++) to.codes[i] = sixteen_at(from + 2 + 16 * i) ^ 0x80;
         } else {
-            nibbles(to.codes, from + F::FILE - 16, 16);
+            nibbles(to.codes, from + F::FILE - 16, 1);
             if constexpr (F::BITS == 5) {
+                // A byte of them beside each of its bits.
+                const __m128i places = _mm_set_epi64x(0x0101010101010101, 0);
+                constexpr Sixteen BITS = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
                 uint32_t high;
                 std::memcpy(&high, from + F::FILE - 20, sizeof(high));
-                for (int i = 0; i < 32; i++) to.codes[i] |= (high >> i & 1) << 4;
+                for (int i = 0; i < 2; i++) {
+                    const auto own = reinterpret_cast<Sixteen>(_mm_shuffle_epi8(_mm_set1_epi32(high >> (16 * i)), places));
+                    to.codes[i] |= reinterpret_cast<Sixteen>((own & BITS) != 0) & 16;
+                }
             }
         }
     }
@@ -208,26 +227,45 @@ struct Place {
     }
 };
 
-// Puts a block of each of the first `count` outputs of a panel there.
+// Codes of four outputs, and of four more.
+typedef uint32_t Eight __attribute__((vector_size(32)));
+
+// Of eight blocks, sixteen codes: four inputs after four.
+inline void turn(const Unpacked* blocks, int64_t sixteen, Eight* to) {
+    __m256i x[4];
+    for (int i = 0; i < 4; i++) {
+        const Sixteen* own[2] = {blocks[i].codes + sixteen, blocks[4 + i].codes + sixteen};
+        x[i] = _mm256_set_m128i(reinterpret_cast<__m128i>(*own[1]), reinterpret_cast<__m128i>(*own[0]));
+    }
+    for (int i = 0; i < 2; i++) {
+        const __m256i one = i ? _mm256_unpackhi_epi32(x[0], x[1]) : _mm256_unpacklo_epi32(x[0], x[1]);
+        const __m256i two = i ? _mm256_unpackhi_epi32(x[2], x[3]) : _mm256_unpacklo_epi32(x[2], x[3]);
+        to[2 * i] = reinterpret_cast<Eight>(_mm256_unpacklo_epi64(one, two));
+        to[2 * i + 1] = reinterpret_cast<Eight>(_mm256_unpackhi_epi64(one, two));
+    }
+}
+
+// Puts a block of each output of a panel there.
 template <int TYPE>
-void put(const Place<uint8_t>& place, const Unpacked* blocks, int64_t count) {
+void put(Place<uint8_t> place, const Unpacked* blocks) {
     using F = Format<TYPE>;
 #pragma GCC unroll 1
-    for (int64_t b = 0; b < F::BLOCKS; b++)
+    for (int64_t b = 0; b < F::BLOCKS; b++) {
+        for (int64_t o = 0; o < PANEL; o += 8) {
+            Eight fours[8];
+            for (int half = 0; half < 2; half++) turn(blocks + o, 2 * b + half, fours + 4 * half);
 #pragma GCC unroll 8
-        for (int at = 0; at < F::BITS; at++) {
-            const Line line = line_at<F::BITS>(at);
-            const uint32_t mask = ((1u << line.count) - 1) * 0x01010101u;
-            uint8_t* to = place.lines + b * F::CODES + at * LINE;
-            for (int64_t o = 0; o < count; o++) {
-                uint32_t fours[8], found = 0;
-                std::memcpy(fours, blocks[o].codes + b * BLOCK + line.step * 4, line.steps * 4);
+            for (int at = 0; at < F::BITS; at++) {
+                const Line line = line_at<F::BITS>(at);
+                const uint32_t mask = ((1u << line.count) - 1) * 0x01010101u;
+                Eight found{};
 #pragma GCC unroll 8
-                for (int i = 0; i < line.steps; i++) found |= (fours[i] >> line.first & mask) << (i * line.count);
-                std::memcpy(to + o * 4, &found, sizeof(found));
+                for (int i = 0; i < line.steps; i++) found |= (fours[line.step + i] >> line.first & mask) << (i * line.count);
+                std::memcpy(place.lines + b * F::CODES + at * LINE + o * 4, &found, sizeof(found));
             }
         }
-    for (int64_t o = 0; o < count; o++)
+    }
+    for (int64_t o = 0; o < PANEL; o++)
         place.each_scale<F>(o, blocks[o], [](uint8_t* there, const auto& own) { std::memcpy(there, &own, sizeof(own)); });
 }
 
@@ -244,7 +282,7 @@ void take(const Place<const uint8_t>& place, int64_t output, Unpacked& block) {
             std::memcpy(&found, place.lines + b * F::CODES + at * LINE + output * 4, sizeof(found));
             for (int i = 0; i < line.steps; i++) fours[line.step + i] |= (found >> (i * line.count) & mask) << line.first;
         }
-        std::memcpy(block.codes + b * BLOCK, fours, sizeof(fours));
+        std::memcpy(block.codes + 2 * b, fours, sizeof(fours));
     }
     place.each_scale<F>(output, block, [](const uint8_t* there, auto& own) { std::memcpy(&own, there, sizeof(own)); });
 }
@@ -257,7 +295,8 @@ inline float wide(uint16_t bits) {
 // Whether a block gives numbers.
 template <int TYPE>
 bool is_finite(const Unpacked& block) {
-    return std::isfinite(wide<TYPE>(block.scale)) && (!Format<TYPE>::MINS || std::isfinite(wide<TYPE>(block.min)));
+    constexpr uint16_t ALL = Format<TYPE>::BRAIN ? 0x7f80 : 0x7c00;
+    return (block.scale & ALL) != ALL && (!Format<TYPE>::MINS || (block.min & ALL) != ALL);
 }
 
 // The numbers that a block stands for, each rounded once.
@@ -265,6 +304,7 @@ template <int TYPE>
 void dequantise(const Unpacked& block, float* to) {
     using F = Format<TYPE>;
     constexpr int64_t SHARED = F::SHARED ? F::SHARED : BLOCK;
+    const auto* codes = reinterpret_cast<const uint8_t*>(block.codes);
     for (int64_t first = 0; first < F::INPUTS; first += SHARED) {
         float scale = wide<TYPE>(block.scale), min = F::MINS ? wide<TYPE>(block.min) : 0.0f;
         if constexpr (F::SHARED != 0) {
@@ -272,7 +312,7 @@ void dequantise(const Unpacked& block, float* to) {
             if (F::MINS) min *= block.fine_mins[first / BLOCK];
         }
         for (int64_t i = first; i < first + SHARED; i++) {
-            int code = block.codes[i];
+            int code = codes[i];
             if constexpr (F::TABLE != nullptr) code = F::TABLE[code];
             const float product = scale * static_cast<float>(code - F::OFFSET);
             to[i] = F::MINS ? product - min : product;

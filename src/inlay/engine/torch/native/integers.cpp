@@ -339,15 +339,13 @@ int64_t inlay_integer_panels(
             for (int64_t unit = 0; unit < units; unit++) {
                 const int64_t count = std::min(PANEL, rows - first);
                 Unpacked own[PANEL];
+                if (count < PANEL) std::memset(own, 0, sizeof(own));
                 for (int64_t o = 0; o < count; o++) {
                     unpack<TYPE()>(blocks + ((first + o) * units + unit) * F::FILE, own[o]);
                     if (!is_finite<TYPE()>(own[o])) wrong = std::min(wrong, begin + first + o);
                 }
                 const auto place = Place<uint8_t>::of<F>(panels, outputs, inputs, (begin + first) / PANEL, unit);
-                if (count == PANEL)
-                    put<TYPE()>(place, own, PANEL);
-                else
-                    put<TYPE()>(place, own, count);
+                put<TYPE()>(place, own);
             }
     });
     return wrong == outputs ? -1 : wrong;
