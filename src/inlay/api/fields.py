@@ -2,10 +2,10 @@
 
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -18,22 +18,28 @@ from inlay.http.server import Call
 MAX_DEPTH = 64
 """Maximum levels of nesting in the free-form parts of a request."""
 
+Named: TypeAlias = Callable[[InlayError], InlayError]
+"""Returns an error that names fields as its client does."""
+
 _VISIBLE = re.compile(r"[!-~]{1,128}")
 
 
 @contextmanager
-def own_names(names: Mapping[str, str], both: Collection[str] = ()) -> Iterator[None]:
+def own_names(names: Mapping[str, str], both: Collection[str] = ()) -> Iterator[Named]:
     """Make errors of a request that another API's code runs name the fields that its client sent.
+
+    Yields what does so for an error that is not raised, as in a stream.
 
     Args:
         names: fields of the other API, and those they come from, their steps joined by dots and
             `*` for any index: `{"tools.*.function": "tools.*"}`. The first that fits counts.
         both: of these fields, which have other values there: a message has both names.
     """
+    named = partial(in_own_names, names=names, both=both)
     try:
-        yield
+        yield named
     except InvalidRequestError as error:
-        raise in_own_names(error, names, both) from None
+        raise named(error) from None
 
 
 def in_own_names(

@@ -72,7 +72,7 @@ async def messages(call: Call) -> None:
     chat = asked.chat
     model = chat_model(call.server, chat.model)
     await _fit_budget(call, chat, model.card)
-    with own_names(_FIELDS):
+    with own_names(_FIELDS) as named:
         ready = await prepare_chat(
             call, asked.incoming, chat, model, response_id, _reader(asked.said), request
         )
@@ -85,7 +85,7 @@ async def messages(call: Call) -> None:
             call.request_id,
             shows_thinking=chat.include_reasoning is not False,
         )
-        await respond(call, chat, model, ready.generation, shape, NAMED)
+        await respond(call, chat, model, ready.generation, shape, NAMED, named=named)
 
 
 async def _fit_budget(call: Call, chat: ChatRequest, card: ModelCard) -> None:

@@ -39,9 +39,6 @@ _OF_OTHERS = (
 )  # fmt: skip
 """Fields of what is no text."""
 
-_FIELDS = {"prompt": "messages"}
-"""Field of a chat that its prompt is made of."""
-
 DROPPED_HEADER = b"x-dropped-messages"
 """Header of an answer: the messages that were left out for it."""
 
@@ -263,7 +260,7 @@ async def _prepare(
             call, request, response_id, model, renderer, [prompt], sampling, output=output
         )
     except InvalidRequestError as error:
-        raise in_own_names(error, {**_FIELDS, **own_fields(request)}) from None
+        raise in_own_names(error, own_fields(request)) from None
     return PreparedChat(renderer, generation, asked.use, asked.dropped)
 
 

@@ -29,8 +29,10 @@ def field_of(request: GenerationRequest) -> str:
 def own_fields(request: GenerationRequest) -> dict[str, str]:
     """Return an engine's fields that come from others of the request, and those."""
     names = {"grammar": field_of(request)}
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        names["max_tokens"] = "max_completion_tokens"
+    if isinstance(request, ChatRequest):
+        names["prompt"] = "messages"
+        if request.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
     return names
 
 

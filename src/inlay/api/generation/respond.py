@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from inlay.api.fields import in_own_names
+from inlay.api.fields import Named, in_own_names
 from inlay.api.generation.choices import ChoiceState
 from inlay.api.generation.generation import Generation, Pieces, WholeSink
 from inlay.api.generation.grammars import own_fields
@@ -144,12 +144,14 @@ async def respond(
     make_shape: Callable[[], ResponseShape],
     framing: EventFraming = UNNAMED,
     rest: Callable[[EventStream | None], Awaitable[None]] | None = None,
+    named: Named = lambda error: error,
 ) -> None:
     """Run `generation` and answer the call in the shape of `make_shape`.
 
     The shape is made once the requests are at a worker. A stream starts with the first tokens, so
     that an engine's refusal is an HTTP status and not an event. `rest` does what follows the text,
-    and writes to the stream where there is one.
+    and writes to the stream where there is one. `named` is of the route's `own_names`, for errors
+    in the stream; those that are raised pass it anyway.
 
     Raises:
         InlayError: before the first event; later errors are events.
@@ -181,7 +183,7 @@ async def respond(
         error = in_own_names(error, own_fields(request))
         if written is None or not written.stream.started:
             raise error from None
-        call.failed = error
+        call.failed = error = named(error)
         call.server.metrics.failed(error)
         await written.fail(error)
         return

@@ -154,7 +154,7 @@ async def answer(
     )
     model = chat_model(server, request.model)
     made: list[ResponsesShape] = []
-    with own_names(_FIELDS):
+    with own_names(_FIELDS) as named:
         asked = await prepare_chat(
             call,
             incoming,
@@ -196,7 +196,7 @@ async def answer(
                 size = generation.bulk + tokens * TOKEN_BYTES
                 await keeping.keep(await server.run_prepared(size, made[0].response))
 
-        await respond(call, chat, model, generation, shape, NAMED, keep)
+        await respond(call, chat, model, generation, shape, NAMED, keep, named)
 
 
 def _as_chat(request: ResponsesRequest) -> tuple[ResponsesChat, ChatRequest]:
