@@ -180,6 +180,12 @@ def test_a_damaged_file_is_named_and_harms_no_other_request(encoder: Served) -> 
         ({"type": "image_embeds", "image_embeds": "AAAA"}, "input.type", "image_url, input_image"),
         ([{"type": "image_url"}], "input[0].image_url", "must be a string"),
         ("http://127.0.0.1:1/x.png", "input", "input: "),
+        ("words", "input", "media are fetched from https and data: URLs, got 'words'"),
+        (
+            {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+            "input",
+            "takes no audio; kinds of media it takes: image",
+        ),
         (data_url(Picture(5, 100, 100).data), "input", "allowed: 20000"),
     ],
 )

@@ -304,7 +304,7 @@ def test_what_a_model_does_not_take_is_named(client: openai.OpenAI, case: str) -
     other = Sound(1, 5000) if isinstance(one, Clip) else Clip(1, 2, 32, 32)
     kind = "audio" if isinstance(one, Clip) else "video"
     message = refused(client, part(other))
-    assert f"the model `m` takes no {kind}; it takes text, " in message
+    assert f"the model `m` takes no {kind}; kinds of media it takes: " in message
     assert "at most 2" in refused(client, part(one), part(two), part(one))
     if not isinstance(one, Clip):
         assert "takes no images" in refused(

@@ -136,7 +136,7 @@ SOUNDS: dict[str, tuple[Part, str]] = {
     "a number": ({"type": "input_audio", "input_audio": 5}, "must be an object with data"),
     "no URL": ({"type": "audio_url"}, "must be a string, a URL"),
     "WAV of a click": (sound(wav(data=bytes(2))), "too short to be heard"),
-    "an image": (by_data(GOOD), "takes no images; it takes text, audio"),
+    "an image": (by_data(GOOD), "takes no images; kinds of media it takes: audio"),
 }
 VIDEOS: dict[str, tuple[Part, str]] = {
     "MP4 of nothing": (clip(b"\x00\x00\x00\x10ftypmp42" + bytes(8)), "malformed MP4"),
@@ -178,7 +178,7 @@ VIDEOS: dict[str, tuple[Part, str]] = {
         by_data(encoded(Image.new("RGB", (1000, 4)))),
         "may be at most 200 times the shorter",
     ),
-    "a sound": (GOOD_SOUND, "takes no audio; it takes text, image, video"),
+    "a sound": (GOOD_SOUND, "takes no audio; kinds of media it takes: image, video"),
 }
 
 

@@ -133,7 +133,7 @@ def spec_for(card: ModelCard, sources: Sequence[MediaSource]) -> MediaSpec:
         if spec is None or not spec.takes(source.kind):
             taken = [kind for kind in KINDS if spec is not None and spec.takes(kind)]
             named = "images" if source.kind == "image" else source.kind
-            beside = f"; it takes {', '.join(['text', *taken])}" if taken else ""
+            beside = f"; kinds of media it takes: {', '.join(taken)}" if taken else ""
             raise InvalidRequestError(
                 f"{source.param}: the model `{card.name}` takes no {named}{beside}",
                 param=source.param,
