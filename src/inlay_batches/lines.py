@@ -189,7 +189,7 @@ def read_line(line: Line, endpoint: str | None, max_bytes: int) -> LineRequest:
         id_, method, url = map(_value, (found.custom_id, found.method, found.url))
     except PARSER_ERRORS as error:
         raise LineError(
-            f"the line is not a JSON object of a request: {parser_words(error)}",
+            f"the line is not a JSON object of a request: {parser_words(error, line.data)}",
             code="invalid_json_line",
         ) from error
     for name in ("custom_id", "method", "url", "body"):

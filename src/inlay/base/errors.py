@@ -32,6 +32,15 @@ _steps = re.compile(r"\[(\d+)\]|([^.\[]+)")
 _object = re.compile(r"<([^<>]{1,200}?)(?: object)? at 0x[0-9a-fA-F]+>")
 _openssl = re.compile(r"^\[[A-Z0-9_: ]+\] | \(_ssl\.c:\d+\)$")
 _bytes = re.compile(r"(?<![^\s(\[=:])b(?='[^']*')")
+_ESCAPE_BYTES = 64
+"""Bytes before the end of a text in which its last escape is looked for."""
+_lone = re.compile(
+    rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})"
+    rb"(?!(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z).{0,5}\Z",
+    re.DOTALL,
+)
+"""A first surrogate near the end of a text, unless the second may have been cut off."""
+_short = re.compile(rb"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]*\Z).{1,3}\Z", re.DOTALL)
 
 
 def without_addresses(text: str) -> str:
@@ -44,11 +53,24 @@ def reason_of(error: BaseException) -> str:
     return _bytes.sub("", _object.sub("the file", str(error)))
 
 
-def parser_words(error: Exception) -> str:
-    """Return what a JSON parser says of a client's text, without Python's own words."""
+def parser_words(error: Exception, text: bytes | bytearray | None = None) -> str:
+    """Return what a JSON parser says of a client's text, without Python's own words.
+
+    msgspec says of an escape that needs more characters than a whole `text` has left that the text
+    is cut short.
+    """
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return "it has text that is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return "it has text that is not UTF-8"
+    said = str(error)
+    if text is not None and said == "Input data was truncated":
+        start = max(0, len(text) - _ESCAPE_BYTES)
+        if found := _lone.search(text, start):
+            return f"its {found[1].decode()} is a surrogate without its pair"
+        if _short.search(text, start):
+            return "it has a \\u without four hexadecimal digits"
+    return said
 
 
 def why_unusable(error: Exception) -> str:

@@ -152,16 +152,19 @@ def internal_error(request_id: str) -> EngineError:
     return EngineError(f"Internal error; the server's log has it under request id {request_id}.")
 
 
-def from_parser(error: Exception, request: Any = None) -> InvalidRequestError:
+def from_parser(
+    error: Exception, request: Any = None, body: bytes | bytearray | None = None
+) -> InvalidRequestError:
     """Return an error of the JSON parser as a 400, with the field as `param`.
 
     Args:
         error: of the parser.
         request: type of the request; its fields say which values they may have.
+        body: that was parsed.
     """
     if isinstance(error, RecursionError):
         return InvalidRequestError("The body is nested too deeply.")
-    text = parser_words(error)
+    text = parser_words(error, body)
     match = _path.match(text)
     if match is not None:
         path = match["path"]

@@ -253,7 +253,7 @@ def parse_body(
             raise refused from None
         raise
     except lift.PARSER_ERRORS as error:
-        raise from_parser(error, decoder.type) from error
+        raise from_parser(error, decoder.type, body) from error
     finally:
         # The raised error holds this frame; breaking the cycle frees both without a collection.
         refused = None

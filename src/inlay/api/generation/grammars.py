@@ -9,7 +9,7 @@ from inlay.api.fields import check_depth
 from inlay.api.generation.schemas import held
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.generation import GenerationRequest
-from inlay.base.errors import InvalidRequestError
+from inlay.base.errors import InvalidRequestError, parser_words
 from inlay.http.quoting import shown_at, shown_value
 from inlay.messages.card import ModelCard
 from inlay.messages.request import MAX_GRAMMAR, Grammar, GrammarKind
@@ -154,11 +154,12 @@ def _json(value: Any) -> str:
     if isinstance(value, str):
         if len(value) > MAX_GRAMMAR:
             return value
+        text = value.encode()
         try:
-            value = msgspec.json.decode(value)
+            value = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidRequestError(
-                f"{_OUTPUTS}.json is not JSON: {error}", param=_OUTPUTS
+                f"{_OUTPUTS}.json is not JSON: {parser_words(error, text)}", param=_OUTPUTS
             ) from error
     return _schema(value, f"{_OUTPUTS}.json", _OUTPUTS)
 

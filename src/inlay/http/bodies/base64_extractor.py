@@ -358,7 +358,7 @@ def parse_extracted(
     except InvalidRequestError as error:
         return error.with_traceback(None)
     except PARSER_ERRORS as error:
-        return from_parser(error, decoder.type)
+        return from_parser(error, decoder.type, rest)
     if sum(text in spans for text in (*wanted, *files)) != len(spans):
         return None
     for text in wanted:
