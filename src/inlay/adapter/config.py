@@ -7,17 +7,14 @@ The fields are those of PEFT 0.21 (`LoraConfig`, `PromptTuningConfig`).
 
 import json
 import math
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from inlay.adapter.patterns import Patterns, PatternWork
 from inlay.base.errors import InvalidRequestError
 
 MAX_CONFIG_BYTES = 1024 * 1024
-_MAX_PATTERNS, _MAX_PATTERN = 4096, 512
-_MAX_WAYS = 256
-"""Ways to read a pattern by its alternatives: all are tried before a name does not match."""
 
 _HARMLESS = frozenset(
     {
@@ -48,9 +45,6 @@ _REFUSED = {
 _PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga", "true", "false"})
 """Named initialisations that leave the base model's weights unchanged."""
 
-_pattern = re.compile(r"[\w.^$|()\[\]\\-]+")
-"""Module name patterns without repetition: matching cannot take long (ReDoS)."""
-
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
@@ -60,24 +54,23 @@ class LoraConfig:
         rank: rank of modules that match none of `ranks`.
         alpha: alpha of modules that match none of `alphas`.
         rank_stabilised: the scale is alpha / sqrt(rank) instead of alpha / rank.
-        ranks: (module name pattern, rank); the first match counts.
-        alphas: the same for alpha.
+        ranks: by pattern of modules' names.
+        alphas: the same.
     """
 
     rank: int
     alpha: float
     rank_stabilised: bool = False
-    ranks: tuple[tuple[re.Pattern[str], int], ...] = ()
-    alphas: tuple[tuple[re.Pattern[str], float], ...] = ()
+    ranks: Patterns = field(default_factory=Patterns)
+    alphas: Patterns = field(default_factory=Patterns)
 
     def rank_of(self, module: str) -> int:
-        """Return the rank of a module's matrices."""
-        return int(_first(self.ranks, module, self.rank))
+        """Return the rank of a module's matrices. Raises as `Patterns.first`."""
+        return int(self.ranks.first(module, self.rank))
 
-    def scale_of(self, module: str) -> float:
-        """Return the factor of the product of a module's matrices."""
-        rank = self.rank_of(module)
-        alpha = _first(self.alphas, module, self.alpha)
+    def scale_of(self, module: str, rank: int) -> float:
+        """Return the factor of the product of a module's matrices. Raises as `Patterns.first`."""
+        alpha = self.alphas.first(module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
 
 
@@ -103,7 +96,7 @@ def parse_config(raw: bytes | bytearray) -> LoraConfig | PromptConfig:
         raise InvalidRequestError("adapter_config.json is not an object in JSON")
     kind = config.get("peft_type")
     if kind == "LORA":
-        return lora_config(config)
+        return lora_config(config, PatternWork())
     if kind == "PROMPT_TUNING":
         return _prompt(config)
     raise InvalidRequestError(
@@ -111,10 +104,10 @@ def parse_config(raw: bytes | bytearray) -> LoraConfig | PromptConfig:
     )
 
 
-def lora_config(config: Mapping[str, Any]) -> LoraConfig:
+def lora_config(config: Mapping[str, Any], work: PatternWork) -> LoraConfig:
     """Return the supported part of a LoRA's configuration.
 
-    Raises `InvalidRequestError` as `parse_config`.
+    Raises `InvalidRequestError` as `parse_config`; `work` is of the adapter.
     """
     for name, what in _REFUSED.items():
         if config.get(name):
@@ -145,13 +138,8 @@ def lora_config(config: Mapping[str, Any]) -> LoraConfig:
         rank=_whole(config.get("r"), "r"),
         alpha=_number(config.get("lora_alpha"), "lora_alpha"),
         rank_stabilised=bool(config.get("use_rslora")),
-        ranks=tuple(
-            (key, _whole(value, "rank_pattern")) for key, value in _patterns(config, "rank_pattern")
-        ),
-        alphas=tuple(
-            (key, _number(value, "alpha_pattern"))
-            for key, value in _patterns(config, "alpha_pattern")
-        ),
+        ranks=_by_pattern(config, "rank_pattern", _whole, work),
+        alphas=_by_pattern(config, "alpha_pattern", _number, work),
     )
 
 
@@ -167,31 +155,16 @@ def _prompt(config: Mapping[str, Any]) -> PromptConfig:
     )
 
 
-def _patterns(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str], Any]]:
+def _by_pattern(
+    config: Mapping[str, Any], name: str, number: Callable[[Any, str], float], work: PatternWork
+) -> Patterns:
     given = config.get(name) or {}
-    if not isinstance(given, dict) or len(given) > _MAX_PATTERNS:
-        raise InvalidRequestError(f"{name} must be an object of at most {_MAX_PATTERNS} patterns")
-    found: list[tuple[re.Pattern[str], Any]] = []
+    if not isinstance(given, dict):
+        raise InvalidRequestError(f"{name} must be an object, got {_shown(given)}")
+    found = Patterns(work)
     for key, value in given.items():
-        ways = math.prod(part.count("|") + 1 for part in key.split(")"))
-        if len(key) > _MAX_PATTERN or ways > _MAX_WAYS or not _pattern.fullmatch(key):
-            raise InvalidRequestError(
-                f"{name} has the pattern {_shown(key)}; a pattern has at most {_MAX_PATTERN} "
-                f"letters, digits and ._^$|()[]\\-, at most {_MAX_WAYS} ways to choose between "
-                "its alternatives, and repeats nothing"
-            )
-        try:
-            # As PEFT's get_pattern_key.
-            found.append((re.compile(rf"(.*\.)?({key})$"), value))
-        except (re.error, RecursionError, OverflowError) as error:
-            raise InvalidRequestError(f"{name} has the pattern {_shown(key)}: {error}") from error
+        found.add(name, key, number(value, name))
     return found
-
-
-def _first(
-    patterns: tuple[tuple[re.Pattern[str], float], ...], module: str, default: float
-) -> float:
-    return next((value for pattern, value in patterns if pattern.match(module)), default)
 
 
 def _whole(value: Any, name: str) -> int:

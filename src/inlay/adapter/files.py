@@ -28,6 +28,7 @@ from inlay.adapter.config import (
     lora_config,
     parse_config,
 )
+from inlay.adapter.patterns import PatternWork
 from inlay.adapter.tables import DTYPES, CheckTable, is_table, refuse
 from inlay.base.errors import InvalidRequestError, NotFoundError
 from inlay.messages.prompt import DTYPE_SIZES
@@ -218,7 +219,8 @@ def _component_configs(file: Path) -> dict[str, LoraConfig]:
         raise InvalidRequestError(
             f"{_CONFIGS} in the header of {file.name} is not an object in JSON"
         ) from error
-    return {component: lora_config(config) for component, config in found.items()}
+    work = PatternWork()
+    return {component: lora_config(config, work) for component, config in found.items()}
 
 
 def content_id(files: AdapterFiles) -> str:
@@ -397,7 +399,7 @@ def _pair(config: LoraConfig, module: str, down: StoredTensor, up: StoredTensor)
             f"the adapter's matrices of {quoted(module)} have shapes {down.shape} and {up.shape}; "
             f"its configuration says rank {rank}"
         )
-    return LoraPair(down, up, config.scale_of(module))
+    return LoraPair(down, up, config.scale_of(module, rank))
 
 
 def _rows_of(config: PromptConfig, tensors: Mapping[str, StoredTensor]) -> StoredTensor:
