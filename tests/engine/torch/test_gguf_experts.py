@@ -10,11 +10,12 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
+from torch.nn import functional as F
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.native.integers import integers
 from inlay.engine.torch.weights import experts
-from inlay.engine.torch.weights.experts import BlockExperts
+from inlay.engine.torch.weights.experts import BlockExperts, RouterWeight
 from inlay.messages.prompt import Buffer, Rows, Tokens
 from inlay.tensors.checkpoint import checkpoint_of
 from inlay.tensors.table import EmbeddingTable
@@ -66,6 +67,23 @@ def test_experts_stay_in_blocks_and_numbers_are_near_the_exact_ones(
     assert not torch.equal(found, expected)
     clamped = "gpt_oss" in (made / "config.json").read_text()
     assert float((found - expected).norm() / expected.norm()) < (0.1 if clamped else 0.05)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_routers_have_packed_products_and_their_weights(
+    made: Path, tmp_path: Path, dtype: str
+) -> None:
+    model = load(gguf_of(made, tmp_path / "m.gguf", "Q8_0"), dtype=dtype, self_check="strict")
+    parts = [part for part in model.body.modules() if type(part).__name__.endswith("TopKRouter")]
+    assert len(parts) == len(experts_of(model))
+    for part in parts:
+        weight, bias = part.weight, getattr(part, "bias", None)
+        assert isinstance(weight, RouterWeight)
+        x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(weight.dtype)
+        assert torch.equal(F.linear(x, weight, bias), weight.product(x))
+        expected = F.linear(x, weight + 0, bias)
+        assert type(weight + 0) is torch.Tensor
+        assert torch.allclose(weight.product(x), expected, atol=0.02, rtol=2**-7)
 
 
 def test_exact_numbers_are_those_of_the_dequantised_directory(tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ class BlockProduct:
         self._parts = (_IntegerPart * len(parts))(
             *(_IntegerPart(part.data.data_ptr(), part.outputs, part.type) for part in parts)
         )
+        self._parts_at = ctypes.addressof(self._parts)
         # Held, as their memory is only pointed to.
         self._kept = (*parts, bias)
         self._bias_at = None if bias is None else bias.data_ptr()
@@ -149,9 +150,12 @@ class BlockProduct:
 
     def call(self, x: Tensor, out: Tensor) -> ctypes.Structure:
         """Return the kernel's argument, for `x` and `out` that are contiguous, and kept."""
+        return self.call_at(x.data_ptr(), out.data_ptr(), x.numel() // self.inputs)
+
+    def call_at(self, x: int, out: int, rows: int) -> ctypes.Structure:
+        """Return it for rows at addresses."""
         return _IntegerProduct(
-            x.data_ptr(), ctypes.addressof(self._parts), self._bias_at, out.data_ptr(),
-            x.numel() // self.inputs, self.inputs, self.outputs, self._count,
+            x, self._parts_at, self._bias_at, out, rows, self.inputs, self.outputs, self._count,
             torch.get_num_threads(),
         )  # fmt: skip
 

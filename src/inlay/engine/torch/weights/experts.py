@@ -1,4 +1,4 @@
-"""Experts: those in GGUF's blocks, and those of sizes that torch's grouped product refuses."""
+"""Experts: in GGUF's blocks, and of sizes that torch's grouped product refuses; and routers."""
 
 from collections.abc import Callable, Sequence
 from ctypes import addressof
@@ -8,11 +8,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.activations import SiLUActivation
 
 from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.native.integers import BlockProduct
 from inlay.engine.torch.native.kernels import Call
+from inlay.engine.torch.weights.linear_methods import LinearMethod
 from inlay.engine.torch.weights.quantised.blocks import ExpertBlocks
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
 
@@ -105,16 +107,38 @@ class BlockExperts(nn.Module):
         `x` is [S, I], or [1, I] where all rows are that one.
         """
         out = x.new_empty(rows, products[0].outputs)
+        # Slices would take as long as a tenth of a small expert's product.
+        step = 0 if x.shape[0] == 1 else x.shape[1] * x.itemsize
+        from_, to, width = x.data_ptr(), out.data_ptr(), out.shape[1] * out.itemsize
         made = [
-            products[expert].call(
-                x if len(x) == 1 else x[start : start + count], out[start : start + count]
-            )
+            products[expert].call_at(from_ + start * step, to + start * width, count)
             for expert, start, count in runs
         ]
         kernel = products[0].kernel(x.dtype)
         calls = (Call * len(made))(*[Call(kernel, addressof(call)) for call in made])
         self._kernels.run(calls)
         return out
+
+
+class RouterWeight(nn.Parameter):
+    """A router's weight [E, C]: `F.linear` is by a faster product, with the bias that has."""
+
+    product: LinearMethod
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute, all else with the weight itself."""
+        if func is F.linear and isinstance(args[1], RouterWeight):
+            return args[1].product(args[0])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
+
+    @staticmethod
+    def of(weight: Tensor, product: LinearMethod) -> "RouterWeight":
+        """Return `weight` itself, in the same memory, with a product of it in another layout."""
+        found = RouterWeight(weight.detach(), requires_grad=False)
+        found.product = product
+        return found
 
 
 def _runs(counts: Sequence[int]) -> list[_Run]:
