@@ -11,6 +11,7 @@ import torch
 from safetensors.numpy import load_file
 
 from inlay.base.errors import EngineError, InvalidRequestError
+from inlay.engine import references
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch, BatchItem
@@ -233,8 +234,13 @@ def _with_other_eps(
 
 @pytest.mark.thorough
 def test_layers_in_one_native_call_that_differ_are_left_as_modules(
-    lively: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lively: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    # No other start is known.
+    monkeypatch.setattr(references, "_path", lambda key: tmp_path / key)
     with monkeypatch.context() as context:
         context.setattr(joint._Plan, "_norm", _with_other_eps)
         with pytest.raises(EngineError, match=r"strict: layers in one call of this model differ"):
@@ -260,3 +266,10 @@ def test_layers_in_one_native_call_that_differ_are_left_as_modules(
     assert isinstance(right.body, JointBody)
     # It ran at the start.
     assert right.body._plan is not None
+    assert not right.body.proven
+    # A later start of the same code on this CPU knows it.
+    later = load(lively, self_check="start")
+    assert isinstance(later.body, JointBody)
+    assert later.body.proven
+    assert later.self_check is not None
+    assert later.self_check.result == "passed"

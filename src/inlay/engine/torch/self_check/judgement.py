@@ -223,11 +223,12 @@ def _logits(model: "CausalModel", reference: Reference) -> Tensor:
 def _hidden(model: "CausalModel", batch: Batch, pages: "Pages") -> Tensor:
     """Compute states [T, C] as they are served.
 
-    Layers in one native call must have the bits of their modules, which else run from now on.
+    Layers in one native call must have the bits of their modules, which else run from now on. An
+    earlier start may have seen that.
     """
     found = model.hidden(batch, pages, largest_window=WINDOW)
     body = model.body
-    if not isinstance(body, JointBody) or body.apart or len(found) > MOST:
+    if not isinstance(body, JointBody) or body.apart or body.proven or len(found) > MOST:
         return found
     body.apart = True
     wanted = model.hidden(batch, pages, largest_window=WINDOW)

@@ -69,6 +69,7 @@ class JointBody:
 
     Attributes:
         apart: the modules run instead.
+        proven: a check has seen the bits of the modules, in this start or an earlier one.
         difference: largest, of an element, that a check has seen from them.
     """
 
@@ -79,7 +80,7 @@ class JointBody:
         for layer in body.layers:
             self._watched += [layer, layer.self_attn, layer.mlp]
         self._plan: _Plan | None = None
-        self.apart = False
+        self.apart, self.proven = False, False
         self.difference = 0.0
 
     def __call__(
@@ -228,7 +229,7 @@ class _Plan:
 def joint(body: Any, kernels: Kernels | None, left_out: Collection[str] | None) -> Any:
     """Return what computes as `body`: in one native call where its layers are known, or itself.
 
-    `left_out` names what an earlier start found to differ.
+    `left_out` names what an earlier start found to differ; None: there was none.
     """
     if kernels is None or type(body).__name__ not in _BODIES or NAME in (left_out or ()):
         return body
@@ -253,4 +254,8 @@ def joint(body: Any, kernels: Kernels | None, left_out: Collection[str] | None) 
         ):
             return body
         layers.append(_Layer(norms, attention, found, gated.gelu, rope))
-    return JointBody(body, kernels, layers) if isinstance(body.norm, RMSNorm) else body
+    if not isinstance(body.norm, RMSNorm):
+        return body
+    whole = JointBody(body, kernels, layers)
+    whole.proven = left_out is not None
+    return whole
