@@ -95,10 +95,13 @@ class Peer:
 
 def main() -> None:
     """Serve one model."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    # What it needs is imported.
+    out.write("{}\n")
+    sys.stdin.readline()
     begun, cpu = time.perf_counter(), time.process_time()
     peer = Peer(sys.argv[1], int(sys.argv[2]))
     first = {"wall": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
-    out = os.fdopen(os.dup(1), "w", buffering=1)
     out.write(json.dumps(first) + "\n")
     for line in sys.stdin:
         name, *arguments = json.loads(line)

@@ -3,17 +3,20 @@
     python -m benchmarks.gguf MODEL.gguf --llama PYTHON      PYTHON of an environment with
                                                              llama-cpp-python, compiled natively
     python -m benchmarks.gguf MODEL.gguf --llama PYTHON --threads 2 --rounds 5
+    python -m benchmarks.gguf MODEL.gguf --llama PYTHON --starts 3     loading alone
     python -m benchmarks.gguf MODEL.gguf --llama PYTHON --text FILE    perplexity and KL alone
     python -m benchmarks.gguf --products                     products alone, without a model
 
 Prints CPU seconds a thread (other work on the machine adds less to them than to seconds of a
 clock), the least of all rounds, and llama.cpp's over ours: above 1, inlay takes less. Steps of
 llama.cpp are without sampling, ours with it. Memory is that of the process: all, and what is not
-of mapped files.
+of mapped files. Loading is without imports, ours as of a second start; right before it memory is
+given back, as virtual machines have to ask their host for it, at a second for a gigabyte.
 """
 
 import argparse
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -44,7 +47,7 @@ class Peer:
     def __init__(self, path: str, threads: int, activations: str = "auto") -> None:
         settings = EngineSettings.of(
             model=path, device="cpu", num_threads=threads, max_model_len=4096,
-            self_check="off", activations=activations,
+            self_check="start", activations=activations,
         )  # fmt: skip
         self.model = CausalModel.load(settings)
         self._engine = Ours(Path(path), threads, 32, 8192, model=self.model)
@@ -101,12 +104,23 @@ def quality(path: str, text: str, llama: "Process | None") -> None:
 class Process:
     """A peer in a process of its own."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], memory: int = 0) -> None:
+        """Start it, and have it load once it has imported all and `memory` bytes are free."""
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, env={**os.environ, **environment(os.environ)},
         )  # fmt: skip
-        self.started = self._answer()
+        self._answer()
+        with mmap.mmap(-1, memory + 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as held:
+            held.madvise(mmap.MADV_HUGEPAGE)
+            for at in range(0, memory, mmap.PAGESIZE):
+                held[at] = 1
+        self.started = self.ask("load")
+
+    def end(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -128,6 +142,8 @@ class Process:
 
 def serve(path: str, threads: int) -> None:
     """Answer lines of the benchmark."""
+    print("{}", flush=True)
+    sys.stdin.readline()
     begun, cpu = time.perf_counter(), time.process_time()
     peer = Peer(path, threads)
     took = {"wall": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
@@ -187,6 +203,22 @@ def compare(model: str, ours: Process, theirs: Process, threads: int, rounds: in
         print(f"  {label}: {held['rss']:.0f} MB resident, {held['own']:.0f} of them not of files")
 
 
+def starts(model: str, commands: dict[str, list[str]], rounds: int) -> None:
+    """Print the time to load, of the clock and of CPUs, taken in turns."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+    for turn in range(1 + rounds):
+        for name, command in commands.items():
+            process = Process(command, 2 * Path(model).stat().st_size)
+            process.end()
+            # The first start is not one that a user sees again.
+            found[name] += [process.started] if turn else []
+    for kind in ("wall", "cpu"):
+        least = {name: min(each[kind] for each in own) for name, own in found.items()}
+        ratio = least["inlay"] / least["llama.cpp"]
+        named = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in least.items())
+        print(f"  loads ({kind}, least of {rounds}): {named}: {ratio:.2f}")
+
+
 def main() -> None:
     """Compare."""
     parser = argparse.ArgumentParser(
@@ -196,6 +228,7 @@ def main() -> None:
     parser.add_argument("--llama")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--starts", type=int)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--products", action="store_true")
     parser.add_argument("--serve", action="store_true")
@@ -206,18 +239,17 @@ def main() -> None:
         raise SystemExit("name a GGUF file")
     if asked.serve:
         return serve(asked.model, asked.threads)
-    ask = [asked.model, str(asked.threads)]
-    theirs = None
-    if asked.llama:
-        theirs = Process([asked.llama, str(Path(__file__).with_name("_llama_cpp.py")), *ask])
+    model, threads = asked.model, str(asked.threads)
+    own = [sys.executable, "-m", "benchmarks.gguf", model, "--threads", threads, "--serve"]
+    peer = [asked.llama, str(Path(__file__).with_name("_llama_cpp.py")), model, threads]
     if asked.text:
-        return quality(asked.model, asked.text.read_text(), theirs)
-    if theirs is None:
+        theirs = Process(peer) if asked.llama else None
+        return quality(model, asked.text.read_text(), theirs)
+    if not asked.llama:
         raise SystemExit("--llama: name the Python of an environment with llama-cpp-python")
-    ours = Process(
-        [sys.executable, "-m", "benchmarks.gguf", ask[0], "--threads", ask[1], "--serve"]
-    )
-    return compare(asked.model, ours, theirs, asked.threads, asked.rounds)
+    if asked.starts:
+        return starts(model, {"inlay": own, "llama.cpp": peer}, asked.starts)
+    return compare(model, Process(own), Process(peer), asked.threads, asked.rounds)
 
 
 if __name__ == "__main__":
