@@ -2,6 +2,9 @@
 
 import errno
 import mmap
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +41,27 @@ def test_large_pages_are_zeros_of_the_size_that_was_asked_for() -> None:
     assert len(memory) == 5 << 20
     assert memory.data_ptr() % (2 << 20) == 0
     assert not memory.any()
+
+
+def test_the_begin_of_each_part_stays_in_small_pages() -> None:
+    memory = large_pages.large_pages(24 << 20, parts=3, small=3 << 20)
+    if memory is None:
+        pytest.skip("no huge pages on this system")
+    start, found = memory.data_ptr(), _in_huge_pages()
+    for part in range(start, start + (24 << 20), 8 << 20):
+        wanted = {0: False, (4 << 20) - 1: False, 4 << 20: True, (8 << 20) - 1: True}
+        assert {at: found(part + at) for at in wanted} == wanted
+
+
+def _in_huge_pages() -> Callable[[int], bool]:
+    """Return what says whether the system was asked for huge pages at an address."""
+    ranges, begin, end = list[tuple[int, int]](), 0, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            begin, end = (int(side, 16) for side in match.groups())
+        elif line.startswith("VmFlags:") and " hg" in line:
+            ranges.append((begin, end))
+    return lambda address: any(low <= address < high for low, high in ranges)
 
 
 def test_a_kernel_that_is_built_without_huge_pages_gives_others(

@@ -17,16 +17,27 @@ _LINE = 64
 """Bytes that what a `Slabs` gives is aligned to."""
 
 
-def large_pages(size: int) -> Tensor | None:
-    """Return zeros, uint8 [size], whose pages the system may refuse; None where there are none."""
+def large_pages(size: int, parts: int = 1, small: int = 0) -> Tensor | None:
+    """Return zeros, uint8 [size], whose pages the system may refuse; None where there are none.
+
+    Args:
+        size: bytes.
+        parts: equal ones that it has, each of which is used from its begin on.
+        small: bytes at the begin of each part whose pages stay small: the first byte that is
+            written in a huge page has the system clear, and keep, all of it.
+    """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     memory = mmap.mmap(-1, size + _ALIGNED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # A kernel may be built without them.
-    with suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
     found = torch.frombuffer(memory, dtype=torch.uint8)
-    return found[-found.data_ptr() % _ALIGNED :][:size]
+    first, part = -found.data_ptr() % _ALIGNED, size // parts
+    for start in range(0, part * parts, part):
+        begin = -(-(start + small) // _ALIGNED) * _ALIGNED
+        # A kernel may be built without them.
+        with suppress(OSError):
+            if begin < start + part:
+                memory.madvise(mmap.MADV_HUGEPAGE, first + begin, start + part - begin)
+    return found[first:][:size]
 
 
 class Slabs:

@@ -17,8 +17,12 @@ from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.large_pages import large_pages
 from inlay.engine.torch.transfers import upload
 
-_HUGE = 1 << 22
-"""Bytes from which memory is asked for in huge pages, which are of 2 MiB on most systems."""
+_SMALL = 1 << 21
+"""Bytes of a head of a layer that are not in huge pages, which are of 2 MiB on most systems.
+
+They hold some thousand positions. Of a model of 8 billion weights the first position alone would
+take 1 GB in huge ones.
+"""
 
 
 class Pages:
@@ -167,11 +171,12 @@ class Pages:
 def _uninitialised(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a tensor for pages; on Linux in huge pages of memory, which the system may refuse.
 
-    Keys and values lie anywhere: with pages of 4 KB, much of the time to read them goes into the
-    addresses of those.
+    Keys and values lie anywhere: with pages of 4 KB, much of the time to read many of them goes
+    into the addresses of those.
     """
     size = math.prod(shape) * dtype.itemsize
-    found = large_pages(size) if device.type == "cpu" and size >= _HUGE else None
+    # Not of an allocator, which may be told to use huge pages for all.
+    found = large_pages(size, shape[0] * shape[1], _SMALL) if device.type == "cpu" else None
     if found is None:
         return torch.empty(shape, dtype=dtype, device=device)
     return found.view(dtype).view(shape)
