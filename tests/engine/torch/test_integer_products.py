@@ -204,6 +204,13 @@ def test_rows_of_a_matrix_are_what_its_blocks_stand_for_bit_by_bit(
     assert torch.equal(bits(found), bits(values[ids]))
 
 
+@pytest.mark.parametrize("row", [-1, OUTPUTS, 1 << 40])
+def test_a_row_that_a_matrix_does_not_have_is_an_error(native: Integers, row: int) -> None:
+    panels = panels_of(native, "Q8_0", random_blocks("Q8_0", OUTPUTS, 64))
+    with pytest.raises(IndexError, match=f"row {row} of a matrix of {OUTPUTS}"):
+        native.rows(panels, torch.tensor([0, row]))
+
+
 def test_matrices_of_different_types_are_one_product(native: Integers) -> None:
     made = {name: random_blocks(name, OUTPUTS, 512) for name in ("Q4_K", "Q6_K", "Q5_0", "Q8_0")}
     weights = [BlockWeight((panels_of(native, name, raw),), native) for name, raw in made.items()]

@@ -351,9 +351,11 @@ int64_t inlay_integer_panels(
     return wrong == outputs ? -1 : wrong;
 }
 
-// Rows `ids` [count] of the matrix, as float32 [count, inputs].
-void inlay_integer_rows(
+// Rows `ids` [count] of the matrix, as float32 [count, inputs]; returns the place of an id that it does not have, or -1.
+int64_t inlay_integer_rows(
     int32_t type, const uint8_t* panels, const int64_t* ids, int64_t count, int64_t outputs, int64_t inputs, float* out, int32_t threads) {
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= outputs) return i;
     with_type(type, [&](auto TYPE) {
         using F = Format<TYPE()>;
 #pragma omp parallel for num_threads(threads) schedule(static) if (count > 1)
@@ -364,6 +366,7 @@ void inlay_integer_rows(
                 dequantise<TYPE()>(block, out + i * inputs + unit * F::INPUTS);
             }
     });
+    return -1;
 }
 
 void inlay_integer_product_float32(const IntegerProduct* a) { product<float>(*a); }
@@ -378,7 +381,7 @@ extern "C" {
 int32_t inlay_have_integers() { return 0; }
 int64_t inlay_integer_panels_bytes(int32_t, int64_t, int64_t) { return 0; }
 int64_t inlay_integer_panels(int32_t, uint8_t*, const uint8_t*, int64_t, int64_t, int64_t, int64_t, int32_t) { return -1; }
-void inlay_integer_rows(int32_t, const uint8_t*, const int64_t*, int64_t, int64_t, int64_t, float*, int32_t) {}
+int64_t inlay_integer_rows(int32_t, const uint8_t*, const int64_t*, int64_t, int64_t, int64_t, float*, int32_t) { return -1; }
 void inlay_integer_product_float32(const IntegerProduct*) {}
 void inlay_integer_product_bfloat16(const IntegerProduct*) {}
 

@@ -62,7 +62,7 @@ class Integers:
         self._rows.argtypes = (
             ctypes.c_int32, pointer, pointer, integer, integer, integer, pointer, ctypes.c_int32
         )  # fmt: skip
-        self._rows.restype = None
+        self._rows.restype = integer
 
     def serves(self, type: int, inputs: int) -> bool:
         """Return True if there are products with matrices of `inputs` in blocks of `type`."""
@@ -93,13 +93,19 @@ class Integers:
         return IntegerPanels(type, data, outputs, inputs)
 
     def rows(self, panels: IntegerPanels, ids: Tensor) -> Tensor:
-        """Return rows `ids` [N] int64 of a matrix, float32 [N, inputs]."""
+        """Return rows `ids` [N] int64 of a matrix, float32 [N, inputs].
+
+        Raises:
+            IndexError: it has no such row.
+        """
         ids = ids.contiguous()
         out = torch.empty(len(ids), panels.inputs)
-        self._rows(
+        wrong = self._rows(
             panels.type, panels.data.data_ptr(), ids.data_ptr(), len(ids), panels.outputs,
             panels.inputs, out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
+        if wrong >= 0:
+            raise IndexError(f"row {int(ids[wrong])} of a matrix of {panels.outputs}")
         return out
 
     def product(self, x: Tensor, parts: Sequence[IntegerPanels], bias: Tensor | None) -> Tensor:
