@@ -30,7 +30,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.needs import GRAMMAR, PAGES, Need, Needs, Result
 from inlay.engine.torch.pages.exchange import PageExchange
 from inlay.engine.torch.receiver import Receivers, admit, reject, reply_to, resolve
-from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
+from inlay.engine.torch.sleep import TAGS, SleepState, add_stats, give_back
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.tensor_parallel.launch import load
 from inlay.messages.card import Adapter, ModelCard, Stats
@@ -460,6 +460,8 @@ class TorchEngine:
         settings = self._settings
         asleep = self._sleep_state
         model = load(settings, undo) if asleep is None else asleep.model()
+        # What loading and its check have freed, before pages are made of what is left.
+        give_back()
         blocks = None if self._card is None else self._card.num_blocks
         core = core_of(
             settings,
