@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from inlay.base.allocator import trim
 from inlay.tensors.checkpoint import checkpoint_of
 
 _TEXT = (
@@ -31,4 +32,6 @@ def text_ids(directory: Path, vocab_size: int, count: int) -> tuple[int, ...]:
     except Exception:  # tokenizers raises nothing narrower
         # The frontend, which needs it, says what is wrong with it.
         return ()
+    finally:
+        trim()
     return tuple(found) if len(found) == count and max(found) < vocab_size else ()

@@ -6,8 +6,6 @@ with its storage emptied, so tensors that share memory share it again after waki
 the checkpoint again.
 """
 
-import ctypes
-import ctypes.util
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -18,6 +16,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from inlay.base.allocator import trim
 from inlay.base.errors import InvalidRequestError
 from inlay.messages.card import Stats
 
@@ -205,9 +204,7 @@ def give_back() -> None:
         torch.cuda.empty_cache()
         # Pinned memory of weights that are back on the device.
         torch.accelerator.empty_host_cache()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
-    if trim is not None:
-        trim(0)
+    trim()
 
 
 def add_stats(before: Stats, now: Stats) -> Stats:

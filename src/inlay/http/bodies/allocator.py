@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import sys
 
+from inlay.base.allocator import trim
 from inlay.http.bodies.accounting import ByteBudget
 
 IDLE_SECONDS = 5.0
@@ -37,13 +38,9 @@ def keep_freed_memory() -> bool:
 
 async def give_back_memory(budget: ByteBudget) -> None:
     """Trim the allocator whenever much memory was used and little is in use, until cancelled."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, TypeError):  # another C library
-        return
     seen = 0
     while True:
         await asyncio.sleep(IDLE_SECONDS)
         if budget.used < _LITTLE and budget.taken - seen >= _LITTLE:
             seen = budget.taken
-            await asyncio.to_thread(trim, 0)
+            await asyncio.to_thread(trim)
