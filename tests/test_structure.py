@@ -17,7 +17,7 @@ EXTENSIONS = ("inlay_audit", "inlay_batches", "inlay_stages", "inlay_state", "in
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
 BASE |= {"parent", "address", "edges", "hidden_states", "blocks", "slots", "build"}
-BASE |= {"pooling", "watched", "lru", "membership", "at_most", "user_cache"}
+BASE |= {"pooling", "watched", "lru", "membership", "at_most", "user_cache", "allocator"}
 MESSAGES = {"request", "card", "commands", "fields", "limits", "outputs", "priority", "refusals"}
 MESSAGES |= {"resuming", "routing"}
 SHARED = BASE | MESSAGES
@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "membership": set[str](),
     "liveness": set[str](),
     "lazy": set[str](),
+    "allocator": set[str](),
     "at_most": set[str](),
     "user_cache": set[str](),
     "fair_queue": set[str](),
