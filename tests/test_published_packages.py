@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from scripts import published
-from scripts.published import Checkpoint, PublishedError, directory_of, obtain
+from scripts.published import Checkpoint, PublishedError, directory_of, fetch, obtain
 
 MODULES = b'[{"type": "sentence_transformers.models.Transformer"}]'
 
@@ -80,6 +80,19 @@ def test_a_download_that_was_cut_off_goes_on_with_what_is_missing(packages: Path
     assert (obtain("example") / "modules.json").read_bytes() == MODULES
     left = {path.name for path in directory_of("example").parent.iterdir()}
     assert left == {directory_of("example").name, directory_of("example").name + ".lock"}
+
+
+@pytest.mark.thorough
+def test_what_was_fetched_is_made_without_packages(packages: Path) -> None:
+    fetch("example")
+    assert not directory_of("example").exists()
+    for file in packages.iterdir():
+        file.unlink()
+    fetch("example")
+    assert (obtain("example") / "modules.json").read_bytes() == MODULES
+    # Nothing is fetched of what is there.
+    fetch("example")
+    assert not any(directory_of("example").parent.glob("*.wheels"))
 
 
 def test_other_bytes_than_before_are_an_error_and_leave_nothing(packages: Path) -> None:
