@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
@@ -18,7 +19,7 @@ from inlay.transport.local.channel import LocalTransport
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.messages import FromWorker, Outputs
 from inlay.transport.serve import Outbox
-from inlay.transport.wire import CHUNK_BYTES
+from inlay.transport.wire import CHUNK_BYTES, MAX_PARTS
 from tests.transport.test_transport import SECRET, Ends
 
 MANY = 40_000
@@ -124,3 +125,58 @@ async def test_what_fills_a_large_message_together_is_overtaken_by_none_of_it() 
         # Another request waits for none of it.
         assert came[0] == ("other", 0)
         assert came[-1] == ("0", 1)
+
+
+async def test_what_cannot_be_sent_together_keeps_its_order_too() -> None:
+    """One message with too many buffers, beside large ones of another request."""
+    many = tuple(Payload("x", "uint8", (1,), Buffer(b"x")) for _ in range(MAX_PARTS - 2))
+    async with Ends.open() as ends:
+        frontend, outbox = await _frontend_and_outbox(ends, ReceiveMemory(1 << 28))
+        outbox.put(_large("a", 0, 40 * CHUNK_BYTES))
+        outbox.put(Output("b", 0, 0, (0,), payloads=many))
+        outbox.put(Output("c", 0, 0, (0,), payloads=many))
+        outbox.put(_large("a", 1, 3 * CHUNK_BYTES))
+        outbox.put(Output("a", 0, 2, (2,), finish_reason="stop"))
+        came = [(each.request_id, each.offset) async for each in _outputs(frontend, 5)]
+        assert [offset for id_, offset in came if id_ == "a"] == [0, 1, 2]
+        assert sorted(came) == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("c", 0)]
+
+
+async def test_tokens_do_not_wait_for_the_memory_that_another_requests_payload_needs() -> None:
+    async with Ends.open() as ends:
+        frontend, outbox = await _frontend_and_outbox(ends, ReceiveMemory(4 << 20))
+        outbox.put(_large("slow", 0, 3 << 20))
+        # Its client reads slowly: there is no memory for the next one.
+        kept = await frontend.receive()
+        outbox.put(_large("slow", 1, 3 << 20))
+        outbox.put(Output("chat", 0, 0, (0,)))
+        outbox.put(Output("slow", 0, 2, (2,), finish_reason="stop"))
+        await asyncio.sleep(0)
+        outbox.put(Output("chat", 0, 1, (1,), finish_reason="stop"))
+        came = [(each.request_id, each.offset) async for each in _outputs(frontend, 2)]
+        assert came == [("chat", 0), ("chat", 1)]
+        del kept
+        came = [(each.request_id, each.offset) async for each in _outputs(frontend, 2)]
+        assert came == [("slow", 1), ("slow", 2)]
+
+
+async def _frontend_and_outbox(ends: Ends, memory: ReceiveMemory) -> tuple[Any, Outbox]:
+    address = Address("127.0.0.1", ends.port, ends.identity.fingerprint)
+    frontend: Any = await dial(address, SECRET, FromWorker, memory)
+    worker: Any = await ends.accepted.get()
+    ends.opened += [frontend, worker]
+    return frontend, Outbox(worker, lambda request_id: None)
+
+
+def _large(request_id: str, offset: int, size: int) -> Output:
+    payload = Payload("states", "uint8", (size,), Buffer(os.urandom(size)))
+    return Output(request_id, 0, offset, (offset,), payloads=(payload,))
+
+
+async def _outputs(frontend: Any, count: int) -> AsyncIterator[Output]:
+    """So many outputs as they come."""
+    async with asyncio.timeout(60):
+        while count > 0:
+            for output in (await frontend.receive()).outputs:
+                count -= 1
+                yield output

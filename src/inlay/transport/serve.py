@@ -39,6 +39,8 @@ MAX_UNSENT_BYTES = 64 * 1024
 _RETRY_SECONDS = 0.005
 _COALESCE_FROM = 256
 """Outputs that wait before they are joined."""
+_LARGE_BYTES = 16 * 1024
+"""Of the payloads of an output that has a message of its own."""
 
 
 class _Waiting:
@@ -66,8 +68,28 @@ class _Waiting:
         return outputs
 
 
+def _messages(outputs: tuple[Output, ...]) -> list[list[Output]]:
+    """Divide outputs: tokens, those with more beside them, and each with a large payload.
+
+    A large message may wait for memory of the frontend, and tokens of others are not to wait with
+    it. Those of a request keep their order.
+    """
+    ranks: dict[str, int] = {}
+    found: list[list[Output]] = [[], []]
+    for output in outputs:
+        size = sum(len(payload.data) for payload in output.payloads)
+        more = size > 0 or output.prompt_logprobs is not None
+        rank = max(ranks.get(output.request_id, 0), more + (size > _LARGE_BYTES))
+        ranks[output.request_id] = rank
+        if rank < 2:
+            found[rank].append(output)
+        else:
+            found.append([output])
+    return found
+
+
 class Outbox:
-    """Joins the outputs of one turn of the event loop into one message.
+    """Joins the outputs of one turn of the event loop into few messages.
 
     While the frontend does not keep up, outputs wait here, and those of a request become one: what
     a fast engine makes for one client delays the others by few bytes. A large message gives way to
@@ -116,27 +138,36 @@ class Outbox:
         self._is_due = False
         if len(self._next.outputs) > len(self.running):
             self._next.coalesce()
-        outputs = self._next.take()
-        try:
-            self._send(outputs)
-        except Exception:
-            # Together they may be too much; alone each is sent, or fails its own request.
-            for output in outputs:
-                self._send_alone(output)
+        for message in _messages(self._next.take()):
+            outputs = self._not_behind(message)
+            try:
+                self._send(outputs)
+            except Exception:
+                # Together they may be too much; alone each is sent, or fails its own request.
+                for output in outputs:
+                    self._send_alone(output)
 
-    def _send(self, outputs: tuple[Output, ...]) -> None:
-        sent = self._channel.send(Outputs(outputs))
+    def _not_behind(self, outputs: list[Output]) -> list[Output]:
+        """Return the outputs that need not wait; the others do from now on."""
+        self._behind.outputs += [each for each in outputs if each.request_id in self._leaving]
+        self._behind.coalesce()
+        return [each for each in outputs if each.request_id not in self._leaving]
+
+    def _send(self, outputs: list[Output]) -> None:
+        if not outputs:
+            return
+        sent = self._channel.send(Outputs(tuple(outputs)))
         if self._channel.when_left(sent, lambda: self._on_left(outputs)):
             self._leaving.update(output.request_id for output in outputs)
 
-    def _on_left(self, outputs: tuple[Output, ...]) -> None:
+    def _on_left(self, outputs: list[Output]) -> None:
         self._leaving.difference_update(output.request_id for output in outputs)
         for output in self._behind.take():
             self.put(output)
 
     def _send_alone(self, output: Output) -> None:
         try:
-            self._send((output,))
+            self._send(self._not_behind([output]))
         except Exception as error:
             failed = Output(
                 output.request_id,
@@ -145,7 +176,7 @@ class Outbox:
                 finish_reason="error",
                 error=_frame_of(error),
             )
-            self._send((failed,))
+            self._send([failed])
             if output.finish_reason is None:
                 self._abort(output.request_id)
 
