@@ -31,10 +31,13 @@ def large_pages(size: int, parts: int = 1, small: int = 0) -> Tensor | None:
     memory = mmap.mmap(-1, size + _ALIGNED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     found = torch.frombuffer(memory, dtype=torch.uint8)
     first, part = -found.data_ptr() % _ALIGNED, size // parts
-    for start in range(0, part * parts, part):
-        begin = -(-(start + small) // _ALIGNED) * _ALIGNED
-        # A kernel may be built without them.
-        with suppress(OSError):
+    # A kernel may be built without them.
+    with suppress(OSError):
+        if small:
+            # Where they are used unasked.
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        for start in range(0, part * parts, max(1, part)):
+            begin = -(-(start + small) // _ALIGNED) * _ALIGNED
             if begin < start + part:
                 memory.madvise(mmap.MADV_HUGEPAGE, first + begin, start + part - begin)
     return found[first:][:size]

@@ -90,7 +90,7 @@ def core_of(
         InvalidRequestError: the configured cache does not hold one sequence.
         EngineError: there is not enough memory; in mode strict, graphs differ.
     """
-    settings = _with_large_pages(settings, model)
+    settings = _with_room_for_states(settings, model)
     on_gpu = model.device.type == "cuda"
     overlap = (
         on_gpu if settings.compute.async_scheduling is None else settings.compute.async_scheduling
@@ -143,7 +143,7 @@ def core_of(
     return core
 
 
-def _with_large_pages(settings: EngineSettings, model: CausalModel) -> EngineSettings:
+def _with_room_for_states(settings: EngineSettings, model: CausalModel) -> EngineSettings:
     """Return `settings` with pages that hold the states of recurrent layers."""
     size = max(settings.cache.block_size, model.least_page_size)
     if size > settings.cache.block_size:

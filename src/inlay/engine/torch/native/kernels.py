@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -85,6 +86,9 @@ class Kernels:
 
     All tensors are on the CPU, float32 or bfloat16, and of one dtype per call. Attention takes
     float16 too, if the compiler knows it.
+
+    Attributes:
+        files: names of the libraries, which say what they were compiled by, or for.
     """
 
     def __init__(
@@ -95,6 +99,10 @@ class Kernels:
         quantised: ctypes.CDLL,
         attention: ctypes.CDLL,
     ) -> None:
+        self.files = tuple(
+            Path(str(each._name)).name
+            for each in (library, products, adapters, quantised, attention)
+        )
         attended = NAMES
         if hasattr(attention, "inlay_paged_attention_float16"):
             attended = {**NAMES, torch.float16: "float16"}

@@ -146,8 +146,12 @@ def comparer(*settings: object) -> str:
     """Identify the code that replaces modules, where it runs, and `settings` that change it."""
     flags = ",".join(sorted(cpu_features()))
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    compiled = kernels() is not None
-    parts = (inlay.__version__, torch.__version__, _sources(), flags, compiled, gpu, *settings)
+    native = kernels()
+    compiled = () if native is None else native.files
+    parts = (
+        inlay.__version__, torch.__version__, _sources(), flags, compiled, gpu,
+        torch.get_num_threads(), *settings,
+    )  # fmt: skip
     return blake3(repr(tuple(map(str, parts))).encode()).digest(16).hex()
 
 

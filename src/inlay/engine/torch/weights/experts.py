@@ -128,7 +128,7 @@ class RouterWeight(nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute, all else with the weight itself."""
-        if func is F.linear and isinstance(args[1], RouterWeight):
+        if func is F.linear and len(args) > 1 and isinstance(args[1], RouterWeight):
             return args[1].product(args[0])
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs or {})
