@@ -71,7 +71,7 @@ test-newest:
 UNIT := $(filter-out tests/test_preloaded.py tests/test_engine_suites.py,$(wildcard tests/test_*.py)) tests/tensors tests/render tests/router tests/media tests/embedding
 
 test-unit: install
-	$(PYTEST) $(PROFILE) -m "not slow and $(HERE)" $(UNIT)
+	$(PYTEST) $(PROFILE) -m "not slow and not thorough and $(HERE)" $(UNIT)
 
 check: install
 	$(BIN)/ruff check .
