@@ -160,6 +160,20 @@ async def test_tokens_do_not_wait_for_the_memory_that_another_requests_payload_n
         assert came == [("slow", 1), ("slow", 2)]
 
 
+async def test_payloads_that_are_not_large_do_not_fill_the_connection() -> None:
+    """Many that came in one turn; tokens that come after them need not wait for all of them."""
+    many = 800
+    async with Ends.open() as ends:
+        frontend, outbox = await _frontend_and_outbox(ends, ReceiveMemory(1 << 28))
+        for number in range(many):
+            outbox.put(_large(str(number), 0, 100_000))
+        await asyncio.sleep(0)
+        outbox.put(Output("chat", 0, 0, (0,), finish_reason="stop"))
+        came = [each.request_id async for each in _outputs(frontend, many + 1)]
+        assert came[0] == "chat"
+        assert sorted(came[1:]) == sorted(str(number) for number in range(many))
+
+
 async def _frontend_and_outbox(ends: Ends, memory: ReceiveMemory) -> tuple[Any, Outbox]:
     address = Address("127.0.0.1", ends.port, ends.identity.fingerprint)
     frontend: Any = await dial(address, SECRET, FromWorker, memory)

@@ -30,6 +30,7 @@ from inlay.transport.messages import (
     WatchCache,
 )
 from inlay.transport.pending_calls import answer_cache
+from inlay.transport.wire import CHUNK_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,6 @@ MAX_UNSENT_BYTES = 64 * 1024
 _RETRY_SECONDS = 0.005
 _COALESCE_FROM = 256
 """Outputs that wait before they are joined."""
-_LARGE_BYTES = 16 * 1024
-"""Of the payloads of an output that has a message of its own."""
 
 
 class _Waiting:
@@ -69,17 +68,18 @@ class _Waiting:
 
 
 def _messages(outputs: tuple[Output, ...]) -> list[list[Output]]:
-    """Divide outputs: tokens, those with more beside them, and each with a large payload.
+    """Divide outputs: tokens, those with more beside them, and each that is large by itself.
 
     A large message may wait for memory of the frontend, and tokens of others are not to wait with
-    it. Those of a request keep their order.
+    it. Those of a request keep their order. What is not large stays together: a message that is
+    not, and so waits for nothing, delays the next ones.
     """
     ranks: dict[str, int] = {}
     found: list[list[Output]] = [[], []]
     for output in outputs:
         size = sum(len(payload.data) for payload in output.payloads)
         more = size > 0 or output.prompt_logprobs is not None
-        rank = max(ranks.get(output.request_id, 0), more + (size > _LARGE_BYTES))
+        rank = max(ranks.get(output.request_id, 0), more + (size > CHUNK_BYTES))
         ranks[output.request_id] = rank
         if rank < 2:
             found[rank].append(output)
@@ -139,6 +139,8 @@ class Outbox:
         if len(self._next.outputs) > len(self.running):
             self._next.coalesce()
         for message in _messages(self._next.take()):
+            # What becomes large now does not leave before the turn ends: none of `_behind` is sent
+            # in between.
             outputs = self._not_behind(message)
             try:
                 self._send(outputs)

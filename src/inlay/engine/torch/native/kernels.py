@@ -88,7 +88,7 @@ class Kernels:
     float16 too, if the compiler knows it.
 
     Attributes:
-        files: names of the libraries, which say what they were compiled by, or for.
+        files: names of the libraries: kept ones by what they were compiled of, and by.
     """
 
     def __init__(
