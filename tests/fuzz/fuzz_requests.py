@@ -168,7 +168,9 @@ def _routes() -> _Routes:
         arrived: lift.ExtractedBody = _arrived(lift, call.content, room)
         return arrived
 
-    async def keep(call: Kept, request: Any, card: object, generation: Any, *rest: object) -> None:
+    async def keep(
+        call: Kept, request: Any, card: object, generation: Any, *rest: object, **named: object
+    ) -> None:
         call.request, call.generation = request, generation
 
     modules = {"completions": completions, "chat": chat, "responses": responses}
