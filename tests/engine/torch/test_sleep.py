@@ -117,8 +117,8 @@ def test_memory_returns_and_answers_stay(level: int, tmp_path: Path) -> None:
         found = alone.submit(measure, path, level).result()
     before, after = found.said
     assert after == before
-    assert found.awake - found.asleep > 0.9 * weights
-    # A copy left would be all of the weights; a tenth of them was measured.
+    # Some 20 MB of the process come and go; a copy that was kept would be all of the weights.
+    assert found.awake - found.asleep > 0.7 * weights
     assert found.awake_again < found.awake + 0.5 * weights
     assert found.asleep_again < found.asleep + 0.5 * weights
 
