@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -67,13 +67,18 @@ class _Waiting:
         return outputs
 
 
-def _messages(outputs: tuple[Output, ...]) -> list[list[Output]]:
+def _messages(outputs: tuple[Output, ...]) -> Sequence[Sequence[Output]]:
     """Divide outputs: tokens, those with more beside them, and each that is large by itself.
 
     A large message may wait for memory of the frontend, and tokens of others are not to wait with
     it. Those of a request keep their order. What is not large stays together: a message that is
     not, and so waits for nothing, delays the next ones.
     """
+    for output in outputs:
+        if output.payloads or output.prompt_logprobs is not None:
+            break
+    else:
+        return (outputs,)
     ranks: dict[str, int] = {}
     found: list[list[Output]] = [[], []]
     for output in outputs:
@@ -149,20 +154,22 @@ class Outbox:
                 for output in outputs:
                     self._send_alone(output)
 
-    def _not_behind(self, outputs: list[Output]) -> list[Output]:
+    def _not_behind(self, outputs: Sequence[Output]) -> Sequence[Output]:
         """Return the outputs that need not wait; the others do from now on."""
+        if not self._leaving:
+            return outputs
         self._behind.outputs += [each for each in outputs if each.request_id in self._leaving]
         self._behind.coalesce()
         return [each for each in outputs if each.request_id not in self._leaving]
 
-    def _send(self, outputs: list[Output]) -> None:
+    def _send(self, outputs: Sequence[Output]) -> None:
         if not outputs:
             return
         sent = self._channel.send(Outputs(tuple(outputs)))
         if self._channel.when_left(sent, lambda: self._on_left(outputs)):
             self._leaving.update(output.request_id for output in outputs)
 
-    def _on_left(self, outputs: list[Output]) -> None:
+    def _on_left(self, outputs: Sequence[Output]) -> None:
         self._leaving.difference_update(output.request_id for output in outputs)
         for output in self._behind.take():
             self.put(output)
