@@ -33,7 +33,7 @@ from tests.engine.adapter_conformance import load
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.models import make, tiny
 
-LARGE: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4}
+LARGE: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}
 
 
 def create(path: Path, **changes: Any) -> TorchEngine:
@@ -111,14 +111,14 @@ def measure(path: Path, level: int) -> Measured:
 def test_memory_returns_and_answers_stay(level: int, tmp_path: Path) -> None:
     path = make("llama", tmp_path / "model", **LARGE)
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    assert weights > 100e6
+    # Some 20 MB of the process come and go.
+    assert weights > 300e6
     # A process of its own: what other tests have left in this one comes and goes.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         found = alone.submit(measure, path, level).result()
     before, after = found.said
     assert after == before
-    # Some 20 MB of the process come and go; a copy that was kept would be all of the weights.
-    assert found.awake - found.asleep > 0.7 * weights
+    assert found.awake - found.asleep > 0.9 * weights
     assert found.awake_again < found.awake + 0.5 * weights
     assert found.asleep_again < found.asleep + 0.5 * weights
 
