@@ -130,3 +130,15 @@ def test_a_run_that_ended_before_its_last_test_fails_for_certain(tmp_path: Path)
     assert again(tmp_path, lambda *_: 0)[0] == 0
     (values / ENDED).write_text(str(RESTARTS + 1))
     assert again(tmp_path, lambda *_: 0)[0] == 1
+
+
+def test_environments_are_filled_without_a_test(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    filled = []
+    monkeypatch.setattr(suites, "environment_of", lambda folder: filled.append(folder) or root)
+    monkeypatch.setattr(sys, "argv", ["test_engines", "--fill"])
+    folders = [suite(root, name, NEVER) for name in ("one", "two")]
+    assert suites.main() == 0
+    assert filled == folders
+    assert capfd.readouterr().out == "environments of engine suites filled; failed: none\n"
