@@ -135,8 +135,8 @@ def test_a_run_that_ended_before_its_last_test_fails_for_certain(tmp_path: Path)
 def test_environments_are_filled_without_a_test(
     root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    filled = []
-    monkeypatch.setattr(suites, "environment_of", lambda folder: filled.append(folder) or root)
+    filled: list[Path] = []
+    monkeypatch.setattr(suites, "environment_of", lambda folder: (filled.append(folder), root)[1])
     monkeypatch.setattr(sys, "argv", ["test_engines", "--fill"])
     folders = [suite(root, name, NEVER) for name in ("one", "two")]
     assert suites.main() == 0

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inlay.base.errors import InvalidRequestError
 from inlay.tensors.blocks import dequantise
 from inlay.tensors.gguf import GgufFile, GgufTensor, models_in, read_bytes
+from tests.examples import examples
 from tests.tensors.gguf_files import Stored, gguf_bytes, stored, text
 
 METADATA: dict[str, Any] = {
@@ -69,6 +72,25 @@ def test_a_header_of_many_reads_is_the_same(tmp_path: Path) -> None:
     file = opened(tmp_path, gguf_bytes({"tokens": tokens, "after": 7}, TENSORS))
     assert file.metadata == {"tokens": tokens, "after": 7}
     assert (values_of(file.tensors["a.weight"]) == VALUES).all()
+
+
+TEXTS = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(["", "\0" * 7, "\0" * 16, "a" + "\0" * 7 + "b" * 9, "é" * 127, "é" * 128]),
+    st.integers(250, 70_000).map(lambda length: "x" * length),
+)
+
+
+@given(parts=st.lists(st.tuples(st.lists(TEXTS, max_size=8), st.integers(0, 400)), max_size=6))
+@settings(max_examples=examples(100), deadline=None)
+def test_texts_are_read_alone_or_in_runs(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[list[str], int]]
+) -> None:
+    tokens = ["first"]
+    for own, usual in parts:
+        tokens += [*own, *(f"Ġ{number}" for number in range(usual))]
+    file = opened(tmp_path_factory.mktemp("texts"), gguf_bytes({"tokens": tokens, "z": 7}, TENSORS))
+    assert file.metadata == {"tokens": tokens, "z": 7}
 
 
 def test_every_beginning_of_a_file_is_refused(tmp_path: Path) -> None:

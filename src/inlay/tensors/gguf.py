@@ -7,7 +7,6 @@ Weights are copied and never mapped: a map of a file that shrinks ends the proce
 
 import os
 import re
-import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -38,6 +37,8 @@ _MAX_NAME = 128
 _MAX_DIMENSIONS = 4
 _READ = 1 << 20
 """Bytes of the header that are read at a time."""
+_RUN, _ALONE = 1 << 18, 1 << 12
+"""Bytes in which a run of texts is looked for at a time, and texts read alone where none is."""
 
 _NUMBERS = {
     0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1", 10: "<u8",
@@ -336,25 +337,48 @@ class _GgufHeader:
         return found
 
     def _texts(self, count: int, what: str) -> list[str]:
-        """Return so many texts: a loop of its own, as a vocabulary has hundreds of thousands."""
+        """Return so many texts, of which a vocabulary has hundreds of thousands."""
         found: list[str] = []
-        length_at = struct.Struct("<Q").unpack_from
-        data, at = self._data, self._at
-        for _ in range(count):
-            end = at + 8
-            if end <= len(data):
-                end += length_at(data, at)[0]
-            if end > len(data):
-                self._at = at
-                found.append(self._text(_MAX_HEADER, what))
-                data, at = self._data, self._at
-                continue
-            try:
-                found.append(data[at + 8 : end].decode())
-            except UnicodeDecodeError as error:
-                self._refuse(f"{what} is not UTF-8: {error.reason}")
-            at = end
-        self._at = at
+        alone = 1
+        while len(found) < count:
+            run = self._short_texts(count - len(found))
+            found += run
+            # What stops a run, by itself; where there is none, looked for less and less.
+            alone = 1 if run else min(2 * alone, _ALONE)
+            found += [self._text(_MAX_HEADER, what) for _ in range(min(alone, count - len(found)))]
+        return found
+
+    def _short_texts(self, most: int) -> list[str]:
+        """Return texts that come next, as far as they are short and at hand.
+
+        Of each a byte of length and seven zeros, where the last one ends, begin it. What is told
+        otherwise, what is not UTF-8 and what has zeros of its own ends the run, or is all left.
+        """
+        if self._at + _ALONE > len(self._data):
+            self._fill(min(_READ, self._size - self._at))
+        data = np.frombuffer(self._data, np.uint8)[self._at : self._at + _RUN]
+        zero = data == 0
+        last = len(data) - 7
+        seven = zero[1 : last + 1].copy() if last > 0 else zero[:0]
+        for at in range(2, 8):
+            seven &= zero[at : last + at]
+        starts = np.flatnonzero(seven)[: most + 1]
+        if not len(starts) or starts[0]:
+            return []
+        ends = starts + 8 + data[starts]
+        broken = np.flatnonzero(ends[:-1] != starts[1:])
+        number = int(broken[0]) if len(broken) else len(starts) - 1
+        end = int(starts[number])
+        kept = np.ones(end, np.bool_)
+        # The last byte of a length, a zero, stays before each text.
+        kept[(starts[:number, None] + np.arange(7)).ravel()] = False
+        try:
+            found = data[:end][kept].tobytes().decode().split("\0")[1:]
+        except UnicodeDecodeError:
+            return []
+        if len(found) != number:
+            return []
+        self._at += end
         return found
 
     def _tensor(self) -> tuple[str, str, tuple[int, ...], int]:
