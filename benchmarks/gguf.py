@@ -10,8 +10,9 @@
 Prints CPU seconds a thread (other work on the machine adds less to them than to seconds of a
 clock), the least of all rounds, and llama.cpp's over ours: above 1, inlay takes less. Steps of
 llama.cpp are without sampling, ours with it. Memory is that of the process: all, and what is not
-of mapped files. Loading is without imports, ours as of a second start; right before it memory is
-given back, as virtual machines have to ask their host for it, at a second for a gigabyte.
+of mapped files. Loading is without imports, ours as of a second start, with and without the check
+of the model's numbers, which llama.cpp has not; right before it memory is given back, as virtual
+machines have to ask their host for it, at a second for a gigabyte.
 """
 
 import argparse
@@ -44,10 +45,10 @@ CASES: tuple[tuple[str, tuple[int, ...]], ...] = (
 class Peer:
     """The model in inlay's engine; what it answers is as of `_llama_cpp.Peer`."""
 
-    def __init__(self, path: str, threads: int, activations: str = "auto") -> None:
+    def __init__(self, path: str, threads: int, self_check: str = "start") -> None:
         settings = EngineSettings.of(
             model=path, device="cpu", num_threads=threads, max_model_len=4096,
-            self_check="start", activations=activations,
+            self_check=self_check,
         )  # fmt: skip
         self.model = CausalModel.load(settings)
         self._engine = Ours(Path(path), threads, 32, 8192, model=self.model)
@@ -140,12 +141,12 @@ class Process:
         return self._answer()
 
 
-def serve(path: str, threads: int) -> None:
+def serve(path: str, threads: int, self_check: str) -> None:
     """Answer lines of the benchmark."""
     print("{}", flush=True)
     sys.stdin.readline()
     begun, cpu = time.perf_counter(), time.process_time()
-    peer = Peer(path, threads)
+    peer = Peer(path, threads, self_check)
     took = {"wall": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
     print(json.dumps(took), flush=True)
     for line in sys.stdin:
@@ -214,9 +215,11 @@ def starts(model: str, commands: dict[str, list[str]], rounds: int) -> None:
             found[name] += [process.started] if turn else []
     for kind in ("wall", "cpu"):
         least = {name: min(each[kind] for each in own) for name, own in found.items()}
-        ratio = least["inlay"] / least["llama.cpp"]
-        named = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in least.items())
-        print(f"  loads ({kind}, least of {rounds}): {named}: {ratio:.2f}")
+        named = ", ".join(
+            f"{name} {seconds:.2f} s ({seconds / least['llama.cpp']:.2f})"
+            for name, seconds in least.items()
+        )
+        print(f"  loads ({kind}, least of {rounds}): {named}")
 
 
 def main() -> None:
@@ -231,16 +234,17 @@ def main() -> None:
     parser.add_argument("--starts", type=int)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--products", action="store_true")
-    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--serve", choices=("start", "off"))
     asked = parser.parse_args()
     if asked.products:
         return products()
     if not asked.model:
         raise SystemExit("name a GGUF file")
     if asked.serve:
-        return serve(asked.model, asked.threads)
+        return serve(asked.model, asked.threads, asked.serve)
     model, threads = asked.model, str(asked.threads)
     own = [sys.executable, "-m", "benchmarks.gguf", model, "--threads", threads, "--serve"]
+    checked, unchecked = [*own, "start"], [*own, "off"]
     peer = [asked.llama, str(Path(__file__).with_name("_llama_cpp.py")), model, threads]
     if asked.text:
         theirs = Process(peer) if asked.llama else None
@@ -248,8 +252,9 @@ def main() -> None:
     if not asked.llama:
         raise SystemExit("--llama: name the Python of an environment with llama-cpp-python")
     if asked.starts:
-        return starts(model, {"inlay": own, "llama.cpp": peer}, asked.starts)
-    return compare(model, Process(own), Process(peer), asked.threads, asked.rounds)
+        ours = {"inlay": checked, "without its check": unchecked}
+        return starts(model, {**ours, "llama.cpp": peer}, asked.starts)
+    return compare(model, Process(checked), Process(peer), asked.threads, asked.rounds)
 
 
 if __name__ == "__main__":

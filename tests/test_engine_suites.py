@@ -136,7 +136,12 @@ def test_environments_are_filled_without_a_test(
     root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     filled: list[Path] = []
-    monkeypatch.setattr(suites, "environment_of", lambda folder: (filled.append(folder), root)[1])
+
+    def fill(folder: Path) -> Path:
+        filled.append(folder)
+        return root
+
+    monkeypatch.setattr(suites, "environment_of", fill)
     monkeypatch.setattr(sys, "argv", ["test_engines", "--fill"])
     folders = [suite(root, name, NEVER) for name in ("one", "two")]
     assert suites.main() == 0

@@ -29,6 +29,7 @@ from inlay.engine.torch.native import kernels
 from inlay.engine.torch.self_check import fingerprint, judgement, reference, start
 from inlay.engine.torch.self_check.fingerprint import Fingerprint
 from inlay.engine.torch.self_check.judgement import BOUND, Judgement, judge, mean_ratio
+from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.prompts import (
     COUNT,
     CheckPrompt,
@@ -91,6 +92,14 @@ def test_the_result_says_what_was_compared_with_what() -> None:
 def test_off_compares_nothing(own_cache: Path) -> None:
     assert load(mode="off").self_check is None
     assert not own_cache.exists()
+
+
+def test_off_leaves_out_what_an_earlier_start_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    load()
+    monkeypatch.delattr(ModuleCheck, "_rows")
+    assert load(mode="off").self_check is None
+    with pytest.raises(AttributeError, match="_rows"):
+        load(mode="off", batch_invariant=False)
 
 
 @pytest.mark.usefixtures("no_shadow")

@@ -91,10 +91,10 @@ def checked(mode: str, subject: Subject, steps: Steps[Checked]) -> Checked:
     Raises:
         EngineError: its numbers are wrong even so; in mode strict, anything differs.
     """
-    if mode == "off":
-        return steps.wrap(steps.read(), ModuleCheck())
     key = key_of(subject.weights_id, subject.dtype, *subject.traits)
     known = None if mode == "full" else find(key)
+    if mode == "off":
+        return steps.wrap(steps.read(), ModuleCheck(known=_left_out(known, subject)))
     if known is not None and not (mode == "strict" and known.left_out):
         found = _as_before(key, known, subject, steps)
         if found is not None:
@@ -106,9 +106,9 @@ def _as_before(
     key: str, known: Fingerprint, subject: Subject, steps: Steps[Checked]
 ) -> Checked | None:
     """Load the model by what an earlier start found; None if it is wrong now."""
-    same = known.compared_by == comparer(*subject.variant)
     # The reference is good for all; which modules agree, where other code or another CPU ran.
-    check = ModuleCheck(known=known.left_out if same else None)
+    check = ModuleCheck(known=_left_out(known, subject))
+    same = check.known is not None
     model = steps.wrap(steps.read(), check)
     begun = time.monotonic()
     try:
@@ -128,6 +128,12 @@ def _as_before(
     model.self_check = _result(check, judgement, f"{known.by}, kept", time.monotonic() - begun)
     _tell(model.self_check)
     return model
+
+
+def _left_out(known: Fingerprint | None, subject: Subject) -> tuple[str, ...] | None:
+    """Return which modules an earlier start here left out; None if they are to be compared."""
+    same = known is not None and known.compared_by == comparer(*subject.variant)
+    return known.left_out if known is not None and same else None
 
 
 def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Checked]) -> Checked:
