@@ -370,7 +370,8 @@ class HealthOptions(BaseModel, frozen=True, defer_build=True):
     full: compare everything again; strict: also refuse where anything had to be left out; off:
     compare modules on made inputs alone, if no earlier start did. vLLM and SGLang are compared with
     what is kept: start marks one that differs, strict refuses it, and one that has nothing to be
-    compared with. vLLM-Omni, and an SGLang that only decodes, are compared in no mode, and start in each."""
+    compared with. vLLM-Omni, and an SGLang that only decodes, are compared in no mode, and start in
+    each."""
     self_check_interval: float = Field(default=600.0, ge=0)
     """Seconds between requests of a worker to itself whose answer must be that of the start, also
     sent after a wake-up and changes of adapters; 0, and self_check off, disable them."""
