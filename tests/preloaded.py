@@ -14,7 +14,6 @@ the start itself asks for it (`started`).
 """
 
 import _posixsubprocess
-import asyncio
 import atexit
 import ctypes
 import fcntl
@@ -58,6 +57,7 @@ _IMPORTED = (
     "inlay.engine.torch.engine",
     "inlay.engine.torch.loading",
     "inlay.engine.torch.tensor_parallel.launch",
+    "inlay.worker.child",
     "transformers.models.llama.modeling_llama",
 )
 _AT_START = (
@@ -355,39 +355,8 @@ def _run(option: str, program: str) -> NoReturn:
     os._exit(status)
 
 
-class _Process:
-    """What a server uses of `asyncio.subprocess.Process`."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-        self.pid = process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.poll()
-
-    async def wait(self) -> int:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        watched = os.pidfd_open(self.pid)
-        loop.add_reader(watched, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(watched)
-            os.close(watched)
-        return self._process.wait()
-
-
 def _fork_workers(connection: socket.socket, python: str = sys.executable) -> None:
-    """Have a server's workers forked, though its event loop does not use `subprocess`."""
-    start = asyncio.create_subprocess_exec
-
-    async def create(*words: Any, **given: Any) -> Any:
-        if words[1:3] != ("-m", "inlay.worker"):
-            return await start(*words, **given)
-        return _Process(subprocess.Popen(words, **given))  # noqa: ASYNC220
-
-    asyncio.create_subprocess_exec = create
+    """Have a server's workers forked."""
     _use(_Helper(lambda: connection, os.environ, python=python).fork_exec)
 
 

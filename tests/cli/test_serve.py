@@ -25,14 +25,23 @@ truly_started = pytest.mark.usefixtures("started_processes")
 END_SECONDS = 90
 
 
-def refused(*words: object) -> tuple[int, list[str]]:
+MARK = "STARTED_BY_TEST"
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Processes that have this mark in their environment."""
+    found = psutil.process_iter(["environ"])
+    return [each for each in found if (each.info["environ"] or {}).get(MARK) == mark]
+
+
+def refused(*words: object, mark: str = "") -> tuple[int, list[str]]:
     """Status and lines of standard error of a server that does not start."""
     done = subprocess.run(
         [sys.executable, "-m", "inlay.cli", "serve", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=END_SECONDS,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", MARK: mark},
     )
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -127,6 +136,13 @@ def test_a_directory_without_a_model_is_refused_with_the_reason(tmp_path: Path) 
     )
 
 
+@truly_started
+def test_a_check_that_fails_leaves_no_process(tmp_path: Path) -> None:
+    # Whoever holds standard error would keep it from ending, too.
+    assert refused(tmp_path, "--port", 0, mark=str(tmp_path))[0] == 1
+    assert not marked(str(tmp_path))
+
+
 def test_a_model_that_is_nowhere_is_refused_in_one_sentence() -> None:
     said = "'/no/such/dir' is not a directory, nor a name on the hub (owner/model)"
     assert refused("/no/such/dir", "--port", 0) == (1, [f"inlay serve: {said}"])
@@ -208,17 +224,23 @@ def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(
 @pytest.mark.thorough
 @truly_started
 @pytest.mark.parametrize(
-    "module", ["difflib", "pydantic", "inlay.cli.usage", "starlette", "uvloop"]
+    ("module", "begun"),
+    [("difflib", 0), ("pydantic", 0), ("inlay.cli.usage", 0), ("starlette", 1), ("uvloop", 1)],
 )
-def test_ctrl_c_among_the_imports_ends_without_a_traceback(module: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_among_the_imports_ends_all_without_a_traceback(
+    module: str, begun: int, number: signal.Signals, tmp_path: Path
+) -> None:
     # As the installed script does: with `-m` Python itself looks for modules between our imports.
     # It sends the signal to itself where the import begins: from outside it may come too late.
     script = f"""
 import os, signal, sys
+import psutil
 class Interrupting:
     def find_spec(self, name, *_):
         if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
+            print(len(psutil.Process().children()), flush=True)
+            os.kill(os.getpid(), {number.value})
 sys.meta_path.insert(0, Interrupting())
 from inlay.cli import main
 sys.exit(main())
@@ -229,11 +251,48 @@ sys.exit(main())
         text=True,
         check=False,
         timeout=END_SECONDS,
+        env={**os.environ, MARK: str(tmp_path)},
         # Whoever runs the tests in the background may have it ignored.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
+    assert done.stdout == f"{begun}\n"
     assert "Traceback" not in done.stderr
-    assert done.returncode in (-signal.SIGINT, 130)
+    assert done.returncode in (-number, 130)
+    psutil.wait_procs(marked(str(tmp_path)), END_SECONDS)
+    assert not marked(str(tmp_path))
+
+
+@truly_started
+@pytest.mark.parametrize("engine", ["echo", pytest.param("torch", marks=pytest.mark.thorough)])
+def test_the_worker_is_the_process_that_was_begun_while_the_command_was_imported(
+    engine: str,
+) -> None:
+    script = """
+import sys
+import psutil
+class Telling:
+    def find_spec(self, name, *_):
+        if name == "starlette":
+            print("begun", *(each.pid for each in psutil.Process().children()), file=sys.stderr)
+sys.meta_path.insert(0, Telling())
+from inlay.cli import main
+sys.exit(main())
+"""
+    words = ["serve", str(tiny("llama")), "--engine", engine, "--port", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr)
+        begun = next(line for line in lines if line.startswith("begun"))
+        assert any("serving" in line for line in lines)
+        (worker,) = psutil.Process(process.pid).children()
+        assert begun == f"begun {worker.pid}\n"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=END_SECONDS)
 
 
 @pytest.mark.thorough

@@ -58,6 +58,7 @@ import inlay.engine
 from inlay.engine.spec import engines
 assert "diffusers" in engines()
 import inlay.worker.__main__
+import inlay.worker.child
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=180)
 

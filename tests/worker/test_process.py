@@ -15,7 +15,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.messages.digest import Secret
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
-from inlay.worker.process import find_temporary_directory
+from inlay.worker.child import find_temporary_directory
 
 pytestmark = pytest.mark.usefixtures("started_processes")
 
@@ -53,7 +53,6 @@ from inlay.messages.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
-from inlay.worker.process import find_temporary_directory
 
 async def main():
     settings = EngineSettings.of(model={str(tmp_path)!r}, engine="echo")
@@ -117,13 +116,13 @@ def test_where_nothing_can_be_written_temporary_files_take_memory_and_it_is_said
     assert "TMPDIR" not in os.environ
     assert not caplog.records
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr("inlay.worker.process._SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("inlay.worker.child._SHARED_MEMORY", tmp_path)
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
     find_temporary_directory()
     assert tempfile.gettempdir() == str(tmp_path)
     assert "set TMPDIR to one that can" in caplog.text
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
-    monkeypatch.setattr("inlay.worker.process._SHARED_MEMORY", Path("/proc/nowhere"))
+    monkeypatch.setattr("inlay.worker.child._SHARED_MEMORY", Path("/proc/nowhere"))
     with pytest.raises(EngineError, match="set TMPDIR to one that can"):
         find_temporary_directory()

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -155,19 +156,20 @@ async def test_a_first_start_that_fails_is_the_callers(tmp_path: Path) -> None:
 
 async def test_what_a_worker_started_ends_with_it() -> None:
     ours, theirs = socket.socketpair()
-    process = await asyncio.create_subprocess_exec(
-        *("sh", "-c", "sleep 600 > /dev/null & echo $!; exec sleep 600 > /dev/null"),
+    process = subprocess.Popen(  # noqa: ASYNC220 - as workers are started
+        ["sh", "-c", "sleep 600 > /dev/null & echo $!; exec sleep 600 > /dev/null"],
         start_new_session=True,
-        stdout=asyncio.subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
-    left_behind = psutil.Process(int(await process.stdout.readline()))
+    left_behind = psutil.Process(int(process.stdout.readline()))
+    process.stdout.close()
     channel: LocalTransport[FromWorker] = await LocalTransport.open(
         ours, Arena(1 << 20), FromWorker, sends_shared=True
     )
     worker = WorkerProcess(process, channel, Interpreter("sh"))
     process.kill()
-    await process.wait()
+    process.wait()
     assert left_behind.is_running()
     await worker.close()
     theirs.close()

@@ -1,10 +1,12 @@
 """A command: its settings class and what it does with an instance of it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -38,6 +40,7 @@ class Command:
         positional: fields of `settings` that are given by their place.
         first: fields that help shows; the rest then by heading or word. All where it is empty.
         suggest: says, where a positional is missing, what it could be.
+        ahead: given its settings, does within what can go on while its module is imported and runs.
         extra_args: meaning of the words after `--`, which go on untouched; none may be where empty.
         needs_nats: True if it cannot do without the client of NATS.
         borrows: fields that it takes from the file that INLAY_CONFIG names, which is another
@@ -52,6 +55,7 @@ class Command:
     positional: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     suggest: Callable[[], str] = str
+    ahead: Callable[[Any], AbstractContextManager[object]] = nullcontext
     extra_args: str = ""
     needs_nats: bool = False
     borrows: frozenset[str] = frozenset()
@@ -69,7 +73,9 @@ class Command:
         """
         if self.needs_nats and find_spec("nats") is None:
             raise InvalidRequestError(f"a fleet needs NATS' client: {extras.install('nats')}")
-        with importing():
-            module = import_module(self.module)
-        status: int = module.run(settings, extra_args) if self.extra_args else module.run(settings)
+        with self.ahead(settings):
+            with importing():
+                module = import_module(self.module)
+            words = (extra_args,) if self.extra_args else ()
+            status: int = module.run(settings, *words)
         return status

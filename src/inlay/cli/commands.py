@@ -1,6 +1,7 @@
 """All commands: those of the core, and those of its extensions."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from inlay.cli.command import Command
 from inlay.cli.nearby import models_nearby
@@ -12,13 +13,28 @@ from inlay.cli.settings import (
     StatusSettings,
     WorkerSettings,
 )
+from inlay.engine.settings import EngineSettings
 from inlay.extension import merged, parts
+from inlay.telemetry import TelemetrySettings
 from inlay.transport.nats.settings import NatsSettings
 
 _ENGINE_FIRST = (
     *("engine", "task", "served_model_name", "dtype", "max_model_len", "max_num_seqs"),
     *("gpu_memory_utilization", "tensor_parallel_size", "enable_prompt_embeds"),
 )
+
+
+def _worker_ahead(
+    settings: ServeSettings | WorkerSettings | DemoSettings,
+) -> AbstractContextManager[None]:
+    """Have the process of a worker begin while the command itself is imported, and checks."""
+    # Imported late: help needs none of it.
+    from inlay.worker.new_process import begun_ahead
+
+    if isinstance(settings, DemoSettings):
+        return begun_ahead(EngineSettings.of(model=""), TelemetrySettings())
+    return begun_ahead(settings.engine, settings.telemetry)
+
 
 _CORE = (
     Command(
@@ -31,6 +47,7 @@ _CORE = (
         positional=("model",),
         first=(*_ENGINE_FIRST, "host", "port", "api_key"),
         suggest=models_nearby,
+        ahead=_worker_ahead,
         extra_args="ENGINE ARGUMENTS",
     ),
     Command(
@@ -41,6 +58,7 @@ _CORE = (
         "--images, the same for pictures.",
         module="inlay.cli.demo",
         settings=DemoSettings,
+        ahead=_worker_ahead,
     ),
     Command(
         name="nats",
@@ -63,6 +81,7 @@ _CORE = (
         positional=("model",),
         first=(*_ENGINE_FIRST, "nats", "transport_host", "drain_timeout"),
         suggest=models_nearby,
+        ahead=_worker_ahead,
         extra_args="ENGINE ARGUMENTS",
     ),
     Command(

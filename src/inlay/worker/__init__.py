@@ -3,9 +3,14 @@
 Engines are in `inlay.engine`, what a frontend and a worker say in `inlay.transport`.
 """
 
-from inlay.worker.engine_proxy import EngineProxy
-from inlay.worker.process import WorkerProcess, spawn, starting
-from inlay.worker.supervisor import Backoff, RestartGroup, Supervisor
+from typing import TYPE_CHECKING
+
+from inlay.base.lazy import exported
+
+if TYPE_CHECKING:
+    from inlay.worker.engine_proxy import EngineProxy
+    from inlay.worker.process import WorkerProcess, spawn, starting
+    from inlay.worker.supervisor import Backoff, RestartGroup, Supervisor
 
 __all__ = [
     "Backoff",
@@ -16,3 +21,16 @@ __all__ = [
     "spawn",
     "starting",
 ]
+
+__getattr__ = exported(
+    __name__,
+    {
+        "Backoff": "supervisor",
+        "EngineProxy": "engine_proxy",
+        "RestartGroup": "supervisor",
+        "Supervisor": "supervisor",
+        "WorkerProcess": "process",
+        "spawn": "process",
+        "starting": "process",
+    },
+)

@@ -51,7 +51,7 @@ def _preloaded(_imported_for_a_cpu: None) -> None:
     preload(
         FLAGS,
         [
-            "inlay.worker.host",
+            "inlay.worker.child",
             "inlay.engine.sglang.engine",
             "sglang.srt.entrypoints.engine",
             "sglang.srt.managers.detokenizer_manager",
