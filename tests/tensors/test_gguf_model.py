@@ -22,6 +22,7 @@ from inlay.render import Renderer
 from inlay.tensors import gguf_model
 from inlay.tensors.checkpoint import checkpoint_of, config_of, json_of, stored_tensors
 from inlay.tensors.gguf_model import block_runs, read_blocks, read_values
+from inlay.tensors.gguf_tokenizer import GgufTokenizer
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import EmbeddingTable
 from tests.commands import run
@@ -236,6 +237,19 @@ def test_a_vocabulary_of_sentencepiece_is_read_from_its_scores(tmp_path: Path) -
     assert renderer.encode("ab") == (1, ab)
     assert renderer.encode("ab é", add_special_tokens=False) == (ab, 259, 3 + 0xC3, 3 + 0xA9)
     assert renderer.encode("ab  b", add_special_tokens=False) == (ab, words.index("  "), 261)
+
+
+@pytest.mark.parametrize("more", [[], [" b", "a b"], ["#version", "#versiona"]])
+def test_merges_are_texts_unless_one_would_be_read_otherwise(more: list[str]) -> None:
+    words = ["a", "b", "ab", *more]
+    metadata = {"model": "llama", "tokens": words, "scores": [-float(len(word)) for word in words]}
+    said = GgufTokenizer("m.gguf", {f"tokenizer.ggml.{key}": of for key, of in metadata.items()})
+    form = said.form()
+    read = json.loads(Tokenizer.from_str(json.dumps(form)).to_str())["model"]["merges"]
+    pairs = [["a", "b"], *([["a", " b"]] if " b" in more else [])]
+    pairs += [["#version", "a"]] if "#version" in more else []
+    assert sorted(read) == sorted(pairs)
+    assert form["model"]["merges"] == (["a b"] if not more else [(*pair,) for pair in read])
 
 
 def test_rows_are_the_same_without_torch_and_without_the_package_gguf(tmp_path: Path) -> None:

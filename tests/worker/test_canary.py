@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import chain, repeat
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from inlay import demo
 from inlay.adapter.library import AdapterLibrary
 from inlay.engine.api import Engine
+from inlay.engine.check_text import text_ids
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
@@ -32,7 +34,7 @@ from inlay.worker.canary import LAST, Canary, CanaryAnswer, bound_of, distance
 from inlay.worker.host import EngineHost
 from tests.adapters import make_lora
 from tests.live import fleet
-from tests.models import tiny
+from tests.models import VOCAB_SIZE, tiny
 
 SECRET = Secret(bytes(32))
 
@@ -44,8 +46,8 @@ def echo() -> EngineSettings:
 class Changing(EchoEngine):
     """One whose logprobs can change, and which can be busy."""
 
-    def __init__(self) -> None:
-        super().__init__(echo(), SECRET)
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        super().__init__(settings or echo(), SECRET)
         self.logprob = 0.0
         self.waiting = 0
         self.looked: asyncio.Queue[int] = asyncio.Queue()
@@ -105,6 +107,25 @@ class Seen:
     def __init__(self, card: ModelCard) -> None:
         self.id = "w"
         self.card = card
+
+
+async def test_its_prompt_is_made_before_anybody_is_told_of_the_worker(tmp_path: Path) -> None:
+    """To read a large tokenizer, all else in Python waits."""
+    model = shutil.copytree(tiny("llama"), tmp_path / "model")
+    engine = Changing(EngineSettings.of(model=str(model), engine="echo"))
+    ids = text_ids(model, VOCAB_SIZE, 20)
+    await engine.start()
+    host = EngineHost(engine, None, canary_interval=0.01)
+    await host.first_probe()
+    (model / "tokenizer.json").unlink()
+    task = asyncio.create_task(host.watch_numbers())
+    while not (asked := [each for each in engine.asked if each.id.startswith("canary")]):
+        await engine.looked.get()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await engine.close()
+    assert ids
+    assert asked[0].prompts[0].segments == (Tokens(ids),)
 
 
 async def test_an_answer_that_changes_shows_after_two_and_goes_when_it_is_right_again(

@@ -11,7 +11,7 @@ from inlay.engine.source import ModelSource
 from inlay.engine.torch.checks import check_settings
 from inlay.engine.weights import directory_of
 from inlay.extension import parts
-from inlay.render.tokenizer import load_tokenizer
+from inlay.render.tokenizer import keep_tokenizer, load_tokenizer
 from inlay.tensors.checkpoint import check_tensors, config_of, whole_config_of
 from inlay.tensors.gguf import is_gguf
 from inlay.tensors.hub import local_directory
@@ -24,8 +24,12 @@ _OLDER_FORM = "hf_quant_config.json"
 """File in which older versions of ModelOpt say that weights are theirs."""
 
 
-def check_model(engine: EngineSettings) -> None:
+def check_model(engine: EngineSettings, *, renders: bool = False) -> None:
     """Say at once that a model cannot be served; one that is elsewhere is looked at by its engine.
+
+    Args:
+        engine: settings of its engine.
+        renders: this process also renders prompts for it: the tokenizer read here is kept for that.
 
     Raises:
         InvalidRequestError: there is no model, or no tokenizer (every route has text to read or to
@@ -51,7 +55,7 @@ def check_model(engine: EngineSettings) -> None:
         if other is not None:
             raise InvalidRequestError(other, param="model")
         config_of(directory)
-        load_tokenizer(directory)
+        (keep_tokenizer if renders else load_tokenizer)(directory)
         if engine.model.engine != "echo":
             check_tensors(directory)
     if engine.model.engine == "torch":

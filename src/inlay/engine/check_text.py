@@ -1,14 +1,29 @@
-"""The text whose numbers are compared with others: at a start, and while a worker serves."""
+"""The text whose numbers are compared with others: at a start, and while a worker serves.
 
+To read a tokenizer of 150,000 tokens takes 0.4 s, in which no other thread runs Python. So the ids
+are kept: in the process, and those of large tokenizers in the user's cache.
+"""
+
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+from blake3 import blake3
+
 from inlay.base.allocator import trim
+from inlay.base.user_cache import keep, user_cache
 from inlay.tensors.checkpoint import checkpoint_of
 
 _TEXT = (
     "The capital of France is Paris. def add(a, b): return a + b  # 2 + 2 = 4, and so on; "
     "every morning she walks along the river to the old mill."
 )
+
+_LARGE = 1 << 20
+"""Bytes of a `tokenizer.json` from which on ids are kept in the user's cache."""
+
+_known: dict[str, tuple[int, ...]] = {}
+"""Ids of the text by the digest of all that they depend on."""
 
 
 def text_ids(directory: Path, vocab_size: int, count: int) -> tuple[int, ...]:
@@ -24,14 +39,26 @@ def text_ids(directory: Path, vocab_size: int, count: int) -> tuple[int, ...]:
         return ()
     try:
         # A worker of another interpreter may have none.
-        from tokenizers import Tokenizer
-
-        found = Tokenizer.from_buffer(form).encode(_TEXT).ids[:count]
+        import tokenizers
     except ImportError:
         return ()
-    except Exception:  # tokenizers raises nothing narrower
-        # The frontend, which needs it, says what is wrong with it.
-        return ()
-    finally:
-        trim()
-    return tuple(found) if len(found) == count and max(found) < vocab_size else ()
+    digest = blake3(form)
+    digest.update(f"{tokenizers.__version__} {_TEXT}".encode())
+    key = digest.hexdigest(16)
+    if key not in _known:
+        with suppress(OSError, msgspec.MsgspecError):
+            data = (user_cache("tokenizers") / f"{key}.ids").read_bytes()
+            _known[key] = msgspec.json.decode(data, type=tuple[int, ...])
+    if key not in _known:
+        try:
+            _known[key] = tuple(tokenizers.Tokenizer.from_buffer(form).encode(_TEXT).ids)
+        except Exception:  # tokenizers raises nothing narrower
+            # The frontend, which needs it, says what is wrong with it.
+            return ()
+        finally:
+            trim()
+        if len(form) >= _LARGE:
+            with suppress(OSError):  # they are made again
+                keep(user_cache("tokenizers") / f"{key}.ids", msgspec.json.encode(_known[key]))
+    found = _known[key][:count]
+    return found if len(found) == count and max(found) < vocab_size else ()

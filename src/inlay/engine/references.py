@@ -5,11 +5,10 @@ In the user's cache; a worker of a fleet first looks in its key-value store.
 
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Protocol
 
-from inlay.base.user_cache import user_cache
+from inlay.base.user_cache import keep, user_cache
 
 _logger = logging.getLogger(__name__)
 
@@ -59,14 +58,7 @@ class LocalReferences:
         """As `References.keep`, if the cache can be written."""
         try:
             path = _path(key)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent)
-            try:
-                with os.fdopen(handle, "wb") as stream:
-                    stream.write(data)
-                Path(name).replace(path)
-            finally:
-                Path(name).unlink(missing_ok=True)
+            keep(path, data)
             kept = sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime)
             for old in kept[:-_MOST_FILES]:
                 old.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ import numpy as np
 from blake3 import blake3
 
 from inlay.base.errors import InvalidRequestError
-from inlay.base.user_cache import user_cache
+from inlay.base.user_cache import keep, user_cache
 from inlay.tensors.blocks import TYPES, Bytes, Floats, dequantise, is_finite
 from inlay.tensors.gguf import GgufFile, is_gguf, read_bytes, read_runs
 from inlay.tensors.gguf_architectures import architecture_of
@@ -23,7 +22,7 @@ from inlay.tensors.gguf_config import Named, config_of, named_tensors
 from inlay.tensors.gguf_tokenizer import GgufTokenizer
 from inlay.tensors.stored import StoredTensor
 
-_FORM = 1
+_FORM = 2
 """Of the tokenizers made: raise it where they are made in another way."""
 
 _LARGE = 1 << 20
@@ -107,11 +106,7 @@ class GgufModel:
             return form
         # Without a cache it is made again.
         with suppress(OSError):
-            cache = user_cache("tokenizers")
-            cache.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile(dir=cache, delete=False) as part:
-                part.write(form)
-            Path(part.name).replace(cache / name)
+            keep(user_cache("tokenizers") / name, form)
         return form
 
 

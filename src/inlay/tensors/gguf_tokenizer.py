@@ -211,7 +211,7 @@ class GgufTokenizer:
             "byte_fallback": False,
             "ignore_merges": False,
         }
-        model |= parts.pop("model") | {"vocab": vocabulary, "merges": merges}
+        model |= parts.pop("model") | {"vocab": vocabulary, "merges": _written(merges)}
         return {
             "version": "1.0",
             "truncation": None,
@@ -336,6 +336,16 @@ class GgufTokenizer:
             inf if kind == _USER_DEFINED else score
             for score, kind in zip(scores, self._types, strict=True)
         ]
+
+
+def _written(merges: list[tuple[str, str]]) -> list[str] | list[tuple[str, str]]:
+    """As texts of two words, which are read in two thirds of the time; as pairs where none can be.
+
+    A text that begins with "#version" would be taken for a comment.
+    """
+    if any(" " in left or " " in right or left.startswith("#version") for left, right in merges):
+        return merges
+    return [f"{left} {right}" for left, right in merges]
 
 
 def _merges_of(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:

@@ -151,13 +151,22 @@ class Canary:
         """Have the next one come at once: something of the engine has changed."""
         self._due.set()
 
-    async def run(self) -> NoReturn:
-        """Send canaries until cancelled."""
+    async def prepare(self) -> None:
+        """Make the prompt, which may read a tokenizer: 0.4 s in which nothing else of Python runs.
+
+        Done before others wait for what does; else when `run`.
+        """
         card = self._engine.card
         length = min(_POSITIONS, card.limits.max_model_len - _TOKENS)
         # A part of a request in a room is not a whole one.
-        if self._interval and Task.GENERATE in card.tasks and not card.kv_rooms and length > 0:
+        wanted = self._interval and Task.GENERATE in card.tasks and not card.kv_rooms and length > 0
+        if wanted and not self._ids:
             self._ids = await asyncio.to_thread(_prompt, Path(card.path), card.vocab_size, length)
+
+    async def run(self) -> NoReturn:
+        """Send canaries until cancelled."""
+        await self.prepare()
+        card = self._engine.card
         while self._ids:
             self._due.clear()
             try:

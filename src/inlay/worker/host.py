@@ -278,11 +278,12 @@ class EngineHost:
         return cast("R", await self._run(command))
 
     async def first_probe(self) -> None:
-        """Try the engine before anybody is told of it.
+        """Try the engine, and make the canaries' prompt, before anybody is told of it.
 
         Raises `EngineError` where it does not answer.
         """
         await self._probing.first()
+        await self._canary.prepare()
 
     async def probe(self) -> NoReturn:
         """Try the engine on a timer until cancelled."""

@@ -1,6 +1,7 @@
 """llguidance's matchers, within limits, and its words for what it refuses."""
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -10,7 +11,7 @@ from inlay.base.errors import InlayError, InvalidRequestError
 from inlay.engine.grammar.parts import explained
 from inlay.engine.grammar.source import schema_in
 from inlay.messages.request import GrammarKind
-from inlay.render.tokenizer import load_tokenizer
+from inlay.render.tokenizer import load_tokenizer, tokenizer_text
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,12 @@ def tokenizer_of(path: Path, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
     Raises:
         InvalidRequestError: it cannot be used for grammars.
     """
-    form = load_tokenizer(path).tokenizer.to_str()
+    ends = list(eos_token_ids) or None
     try:
-        return LLTokenizer(form, eos_token=list(eos_token_ids) or None)
+        with suppress(ValueError):
+            return LLTokenizer(tokenizer_text(path), eos_token=ends)
+        # llguidance reads with an older library, which may know only what a newer one writes.
+        return LLTokenizer(load_tokenizer(path).tokenizer.to_str(), eos_token=ends)
     except ValueError as error:
         log.exception("the tokenizer of %s cannot be used for grammars", path)
         raise InvalidRequestError(
