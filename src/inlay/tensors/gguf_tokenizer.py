@@ -15,7 +15,7 @@ from inlay.base.errors import InvalidRequestError
 from inlay.tensors.tensor import quoted
 
 _PREFIX = "tokenizer.ggml."
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "\u2581"
 
 _END_NAMES = frozenset(
@@ -97,9 +97,11 @@ class GgufTokenizer:
                 f"its tokenizer is of kind {quoted(str(self._kind))}; read are gpt2 and llama"
             )
         self._tokens: list[str] = self._texts("tokens")
-        self._types: list[int] = self._get("token_type", list, [1] * len(self._tokens))
+        self._types: list[int] = self._get("token_type", list, [_NORMAL] * len(self._tokens))
         if len(self._types) != len(self._tokens):
             raise self._refused(f"it has {len(self._tokens)} tokens and {len(self._types)} types")
+        # Few, where nearly all of some 200,000 are normal.
+        self._special = [index for index, kind in enumerate(self._types) if kind != _NORMAL]
         self._split = self._split_of() if self._kind == "gpt2" else None
         if self._split is None:
             self._keep_runs_of_spaces()
@@ -135,14 +137,15 @@ class GgufTokenizer:
         """Have the tokens of several spaces found in normalised text, where spaces are marks."""
         self._runs = {
             index
-            for index, (token, kind) in enumerate(zip(self._tokens, self._types, strict=True))
-            if kind == _USER_DEFINED and token and not token.strip(f" {_SPACE}")
+            for index in self._special
+            if self._types[index] == _USER_DEFINED
+            and (token := self._tokens[index])
+            and not token.strip(f" {_SPACE}")
         }
         if self._runs:
-            self._tokens = [
-                token.replace(" ", _SPACE) if index in self._runs else token
-                for index, token in enumerate(self._tokens)
-            ]
+            self._tokens = [*self._tokens]
+        for index in self._runs:
+            self._tokens[index] = self._tokens[index].replace(" ", _SPACE)
 
     def _id(self, name: str) -> int | None:
         """Return the id of a special token; None where the file names none."""
@@ -157,8 +160,8 @@ class GgufTokenizer:
         named = [found for name in ("eos", "eot", "eom") if (found := self._id(name)) is not None]
         by_name = {
             token: index
-            for index, (token, kind) in enumerate(zip(self._tokens, self._types, strict=True))
-            if kind == _CONTROL and token in _END_NAMES
+            for index in self._special
+            if self._types[index] == _CONTROL and (token := self._tokens[index]) in _END_NAMES
         }
         if all(token in by_name for token in _CHANNEL_ENDS):
             by_name.pop("<|end|>", None)
@@ -227,9 +230,9 @@ class GgufTokenizer:
         unknown = self._id("unknown")
         return [
             {"id": index, "content": token, **plain, "special": kind != _USER_DEFINED}
-            for index, (token, kind) in enumerate(zip(self._tokens, self._types, strict=True))
-            if token
-            and (kind in (_CONTROL, _USER_DEFINED) or index == unknown)
+            for index in sorted({*self._special, *([] if unknown is None else [unknown])})
+            if (token := self._tokens[index])
+            and ((kind := self._types[index]) in (_CONTROL, _USER_DEFINED) or index == unknown)
             and index not in self._runs
         ]
 
