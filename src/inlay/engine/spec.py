@@ -23,6 +23,7 @@ class EngineSpec:
         environment: function of (settings, inherited variables) that returns those to add.
         check: function of settings that raises `InvalidRequestError`.
         library: module that must be installed.
+        first: function without arguments that is called before classes are imported; empty: none.
         missing: message where it is not.
         title: name of the library for people.
         task: the only task, whatever the files of the model say; empty: see `engine.task`.
@@ -36,6 +37,7 @@ class EngineSpec:
     environment: str = ""
     check: str = ""
     library: str = ""
+    first: str = ""
     missing: str = ""
     title: str = "torch"
     task: str = ""
@@ -56,6 +58,8 @@ class EngineSpec:
                     if error.name != self.library:
                         raise
                     raise InvalidRequestError(self.missing) from error
+            if self.first:
+                imported(self.first)()
             return imported(path)
 
 
@@ -104,6 +108,7 @@ _CORE: Mapping[str, EngineSpec] = {
         check="inlay.engine.speculation:speculative_config",
         environment="inlay.engine.torch.threads:engine_environment",
         library="torch",
+        first="inlay.engine.torch.light_transformers:import_light",
         missing=f"torch {HERE} {extras.install('torch')}",
         options=OPTIONS - _LIBRARY,
     ),

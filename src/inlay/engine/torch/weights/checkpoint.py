@@ -16,6 +16,7 @@ from transformers.utils.logging import set_tqdm_hook
 
 from inlay.base.errors import InvalidRequestError
 from inlay.engine.torch.checks import dtype_name
+from inlay.engine.torch.light_transformers import without_compiler
 from inlay.engine.torch.weights.experts import compute_apart
 from inlay.engine.torch.weights.families import next_token_layers
 from inlay.engine.torch.weights.gguf import BlockProducts, gguf_weights
@@ -84,6 +85,7 @@ def load(
                 directory if is_gguf(directory) else tidy, dtype, config, kept, rename
             ) as weights,
             log_progress(directory),
+            without_compiler(),
         ):
             model, info = kind.from_pretrained(
                 **weights,
