@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from blake3 import blake3
-from huggingface_hub import snapshot_download
 
 from inlay.tensors.checkpoint import config_of, stored_tensors
 from inlay.tensors.gguf_model import types_in
@@ -53,6 +52,9 @@ def directory_of(model: str, revision: str | None, files: Sequence[str] = _FILES
         return local.resolve() if local.is_dir() else local.absolute()
     if (file := gguf_on_hub(model, revision)) is not None:
         return file
+    # Imported late: of most models that are served nothing is fetched.
+    from huggingface_hub import snapshot_download
+
     with asking_hub(model):
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(files)))
 

@@ -21,8 +21,8 @@ def main() -> int:
         from inlay.telemetry.logs import FORMAT_VARIABLE
         from inlay.worker.child import import_ahead, run
 
-    configure("json" if os.environ.get(FORMAT_VARIABLE) == "json" else "text")
-    failed = import_ahead(sys.argv[2:])
+        configure("json" if os.environ.get(FORMAT_VARIABLE) == "json" else "text")
+        failed = import_ahead(sys.argv[2:])
     waiting.join()
     return asyncio.run(run(connection, *lent, failed=failed))
 

@@ -80,6 +80,7 @@ def import_ahead(libraries: Sequence[str]) -> Exception | None:
             except Exception as error:
                 missing = isinstance(error, ModuleNotFoundError) and error.name == library
                 return None if missing else error  # that it is not there says the engine
+        gc.freeze()
     return None
 
 
@@ -119,8 +120,9 @@ async def run(
         secret = Secret(boot.secret)
         if failed is not None:
             raise failed
-        runner = engine.create(settings, secret)
-        gc.freeze()  # of the engine's libraries, nothing is garbage while the model is loaded
+        with importing():
+            runner = engine.create(settings, secret)
+            gc.freeze()  # of the engine's libraries, nothing is garbage while the model is loaded
         peers = PeerConnections(secret)
         if isinstance(runner, PeerUser):
             runner.use_peers(peers)
