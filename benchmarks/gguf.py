@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx.experimental.symbolic_shapes  # what torch imports for its first tensor on meta
 
 from benchmarks.engine import Ours, prompt
 from inlay.engine.settings import EngineSettings
