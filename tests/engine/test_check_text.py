@@ -53,7 +53,7 @@ def test_ids_of_a_large_tokenizer_are_kept_for_later_starts(tmp_path: Path, kept
     assert text_ids(directory, 7, 20) == ()
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b'["a"]', b"\xff"])
+@pytest.mark.parametrize("data", [b"", b"{}", b'["a"]', b"\xff", b"[]", b"[-1, 2]"])
 def test_kept_ids_that_are_damaged_are_made_again(tmp_path: Path, kept: Path, data: bytes) -> None:
     directory = large(tmp_path / "model")
     text_ids(directory, 100_000, 20)

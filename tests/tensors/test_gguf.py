@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.base.errors import InvalidRequestError
+from inlay.tensors import gguf
 from inlay.tensors.blocks import dequantise
 from inlay.tensors.gguf import GgufFile, GgufTensor, models_in, read_bytes
 from tests.examples import examples
@@ -91,6 +92,22 @@ def test_texts_are_read_alone_or_in_runs(
         tokens += [*own, *(f"Ġ{number}" for number in range(usual))]
     file = opened(tmp_path_factory.mktemp("texts"), gguf_bytes({"tokens": tokens, "z": 7}, TENSORS))
     assert file.metadata == {"tokens": tokens, "z": 7}
+
+
+def test_runs_are_looked_for_less_and_less_where_they_are_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    usual = gguf._GgufHeader._short_texts
+
+    def look(header: gguf._GgufHeader, most: int) -> list[str]:
+        looked.append(most)
+        return usual(header, most)
+
+    monkeypatch.setattr(gguf._GgufHeader, "_short_texts", look)
+    tokens = ["a", "\0"] * 16_384
+    assert opened(tmp_path, gguf_bytes({"tokens": tokens}, TENSORS)).metadata == {"tokens": tokens}
+    assert len(looked) < 25
 
 
 def test_every_beginning_of_a_file_is_refused(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def text_ids(directory: Path, vocab_size: int, count: int) -> tuple[int, ...]:
     if key not in _known:
         with suppress(OSError, msgspec.MsgspecError):
             data = (user_cache("tokenizers") / f"{key}.ids").read_bytes()
-            _known[key] = msgspec.json.decode(data, type=tuple[int, ...])
+            found = msgspec.json.decode(data, type=tuple[int, ...])
+            if found and min(found) >= 0:
+                _known[key] = found
     if key not in _known:
         try:
             _known[key] = tuple(tokenizers.Tokenizer.from_buffer(form).encode(_TEXT).ids)
@@ -60,5 +62,5 @@ def text_ids(directory: Path, vocab_size: int, count: int) -> tuple[int, ...]:
         if len(form) >= _LARGE:
             with suppress(OSError):  # they are made again
                 keep(user_cache("tokenizers") / f"{key}.ids", msgspec.json.encode(_known[key]))
-    found = _known[key][:count]
-    return found if len(found) == count and max(found) < vocab_size else ()
+    ids = _known[key][:count]
+    return ids if len(ids) == count and max(ids) < vocab_size else ()

@@ -37,8 +37,10 @@ _MAX_NAME = 128
 _MAX_DIMENSIONS = 4
 _READ = 1 << 20
 """Bytes of the header that are read at a time."""
-_RUN, _ALONE = 1 << 18, 1 << 12
-"""Bytes in which a run of texts is looked for at a time, and texts read alone where none is."""
+_RUN = 1 << 18
+"""Bytes in which a run of texts is looked for at a time."""
+_LONG, _ALONE = 1 << 8, 1 << 12
+"""Texts of a run that was worth looking for, and most that are read alone after others."""
 
 _NUMBERS = {
     0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1", 10: "<u8",
@@ -343,8 +345,8 @@ class _GgufHeader:
         while len(found) < count:
             run = self._short_texts(count - len(found))
             found += run
-            # What stops a run, by itself; where there is none, looked for less and less.
-            alone = 1 if run else min(2 * alone, _ALONE)
+            # What stops a run, by itself; where runs are short, they are looked for less and less.
+            alone = 1 if len(run) >= _LONG else min(2 * alone, _ALONE)
             found += [self._text(_MAX_HEADER, what) for _ in range(min(alone, count - len(found)))]
         return found
 
@@ -355,7 +357,7 @@ class _GgufHeader:
         otherwise, what is not UTF-8 and what has zeros of its own ends the run, or is all left.
         """
         if self._at + _ALONE > len(self._data):
-            self._fill(min(_READ, self._size - self._at))
+            self._fill(min(_READ, min(self._size, _MAX_HEADER) - self._at))
         data = np.frombuffer(self._data, np.uint8)[self._at : self._at + _RUN]
         zero = data == 0
         last = len(data) - 7

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from tests.gguf_models import llama_in_blocks
 from tests.models import tiny
 from tests.vision_models import vision
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="imports are in full here")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available() or find_spec("torchvision") is not None,
+    reason="imports are in full here",
+)
 
 _SERVED = """
 import asyncio, json, sys

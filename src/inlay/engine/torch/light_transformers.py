@@ -9,6 +9,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +31,9 @@ def import_light() -> None:
     """
     if torch.cuda.is_available() or "transformers.modeling_utils" in sys.modules:
         return
-    with suppress(ImportError, AttributeError), without_compiler():
+    if find_spec("torchvision") is not None:  # transformers imports it, and it the compiler
+        return
+    with suppress(Exception), without_compiler():
         _without_distributed()
         for name in _IMPORTED:
             importlib.import_module(f"transformers.{name}")

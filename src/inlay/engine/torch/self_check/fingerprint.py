@@ -16,7 +16,7 @@ from blake3 import blake3
 from torch import Tensor
 
 import inlay
-from inlay.engine.references import references
+from inlay.engine.references import References, references
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.native.sources import cpu_features
 from inlay.engine.torch.self_check.prompts import COUNT, CheckPrompt
@@ -166,9 +166,9 @@ def _sources() -> str:
     return found.digest(16).hex()
 
 
-def find(key: str) -> Fingerprint | None:
-    """Return a kept fingerprint; None if there is none that can be read."""
-    data = references().find(key)
+def find(key: str, kept: References | None = None) -> Fingerprint | None:
+    """Return a fingerprint `kept`, or where this process keeps them; None if none can be read."""
+    data = (kept or references()).find(key)
     try:
         return None if data is None else msgspec.msgpack.decode(data, type=Fingerprint)
     except msgspec.MsgspecError as error:

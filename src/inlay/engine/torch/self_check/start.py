@@ -10,7 +10,7 @@ import torch
 
 from inlay.base.errors import EngineError
 from inlay.engine import pool_reference
-from inlay.engine.references import references
+from inlay.engine.references import LocalReferences, references
 from inlay.engine.torch.self_check.fingerprint import Fingerprint, comparer, find, keep, key_of
 from inlay.engine.torch.self_check.judgement import BOUND, MOST_NOISE, Judgement
 from inlay.engine.torch.self_check.modules import ModuleCheck
@@ -92,9 +92,10 @@ def checked(mode: str, subject: Subject, steps: Steps[Checked]) -> Checked:
         EngineError: its numbers are wrong even so; in mode strict, anything differs.
     """
     key = key_of(subject.weights_id, subject.dtype, *subject.traits)
+    if mode == "off":  # asks no fleet, which may be away
+        left_out = _left_out(find(key, LocalReferences()), subject)
+        return steps.wrap(steps.read(), ModuleCheck(known=left_out))
     known = None if mode == "full" else find(key)
-    if mode == "off":
-        return steps.wrap(steps.read(), ModuleCheck(known=_left_out(known, subject)))
     if known is not None and not (mode == "strict" and known.left_out):
         found = _as_before(key, known, subject, steps)
         if found is not None:
