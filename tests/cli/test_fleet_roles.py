@@ -12,7 +12,7 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,18 @@ class Client:
 
 
 FETCHED = "inlay:kv_pages_fetched_total"
+SLICE = 25_000_000
+"""Nanoseconds of a core: a prompt takes some 200 ms, and with 5 at a time no page is sent before."""
+
+
+def nanoseconds(part: Part) -> int:
+    """How long a core has run the engine of a worker."""
+    found = 0
+    for engine in workers_of(part.process.pid):
+        for file in Path(f"/proc/{engine.pid}/task").glob("*/schedstat"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread has ended
+                found += int(file.read_text().split()[0])
+    return found
 
 
 async def frozen_between(
@@ -233,15 +245,22 @@ async def frozen_between(
 ) -> "tuple[asyncio.Task[str], int]":
     """Ask with a prompt, and freeze who computes it when some of its pages have come.
 
-    Returns the answer to come, and how often the prompt was asked with: on a fast machine it may
-    be computed between two looks.
+    It runs in slices of its own time: others may have the cores, or it may be fast.
+
+    Returns the answer to come, and how often the prompt was asked with: it may be computed between
+    two looks nevertheless.
     """
     for tried in range(1, 11):
         fetched = await client.fleet.of(decoder, FETCHED)
+        signalled(prefill, signal.SIGSTOP)
         asked = asyncio.create_task(client.streamed(number, f"apart {tried}"))
         while True:
+            ran = nanoseconds(prefill)
             signalled(prefill, signal.SIGCONT)
-            await asyncio.sleep(0.02)
+            for _ in range(500):
+                await asyncio.sleep(0.001)
+                if asked.done() or nanoseconds(prefill) > ran + SLICE:
+                    break
             signalled(prefill, signal.SIGSTOP)
             await asyncio.sleep(0.6)  # a scrape is kept for half a second
             if asked.done():

@@ -17,6 +17,7 @@ from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 from inlay.worker.child import import_ahead
 from inlay.worker.new_process import begun_ahead
+from tests.parts import workers_of
 
 pytestmark = pytest.mark.usefixtures("started_processes")
 
@@ -26,7 +27,8 @@ ECHO = EngineSettings.of(model="", engine="echo")
 
 
 def workers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "inlay.worker" in each.cmdline()]
+    # Not by their words, which a process that is just begun does not have yet.
+    return workers_of(os.getpid())
 
 
 async def test_a_process_that_was_begun_is_the_one_that_serves(tmp_path: Path) -> None:
