@@ -26,9 +26,19 @@ TELEMETRY = TelemetrySettings()
 ECHO = EngineSettings.of(model="", engine="echo")
 
 
+_others: set[psutil.Process] = set()
+
+
+@pytest.fixture(autouse=True)
+def _begun_before() -> None:
+    """Know what other tests have left: helpers that fork the processes they start."""
+    _others.clear()
+    _others.update(workers_of(os.getpid()))
+
+
 def workers() -> list[psutil.Process]:
     # Not by their words, which a process that is just begun does not have yet.
-    return workers_of(os.getpid())
+    return [each for each in workers_of(os.getpid()) if each not in _others]
 
 
 async def test_a_process_that_was_begun_is_the_one_that_serves(tmp_path: Path) -> None:
