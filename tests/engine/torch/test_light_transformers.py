@@ -70,6 +70,21 @@ def test_a_worker_imports_no_compiler_and_leaves_it_as_it_is(
     assert json.loads(said.splitlines()[-1]) == []
 
 
+def test_what_fails_is_told_and_imported_in_full() -> None:
+    code = """
+import logging, sys
+from unittest import mock
+from inlay.engine.torch import light_transformers
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+with mock.patch.object(light_transformers, "_IMPORTED", ("modeling_utils", "of_another_release")):
+    light_transformers.import_light()
+from transformers import LlamaForCausalLM, generation
+"""
+    said = run(sys.executable, "-c", code)
+    assert "takes longer" in said
+    assert "No module named 'transformers.of_another_release'" in said
+
+
 def test_whoever_asks_for_more_of_the_compiler_gets_all_of_it() -> None:
     code = """
 import sys, torch

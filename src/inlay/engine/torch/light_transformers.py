@@ -6,14 +6,17 @@ division of models: nearly half of the time of a worker's imports.
 """
 
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import torch
+
+_logger = logging.getLogger(__name__)
 
 _COMPILER = "torch._dynamo"
 _MASKS = f"{_COMPILER}._trace_wrapped_higher_order_op"
@@ -27,16 +30,22 @@ def import_light() -> None:
 
     transformers then takes torch for one without `torch.distributed`, which itself is as ever. It
     divides no model here. Nothing is done where a GPU can be used, or they are imported already;
-    what fails is left to those who need it.
+    what fails is told, and they are imported in full by those who need them.
     """
     if torch.cuda.is_available() or "transformers.modeling_utils" in sys.modules:
         return
     if find_spec("torchvision") is not None:  # transformers imports it, and it the compiler
         return
-    with suppress(Exception), without_compiler():
-        _without_distributed()
-        for name in _IMPORTED:
-            importlib.import_module(f"transformers.{name}")
+    try:
+        with without_compiler():
+            _without_distributed()
+            for name in _IMPORTED:
+                importlib.import_module(f"transformers.{name}")
+    except Exception:  # other releases may import anything
+        _logger.info(
+            "transformers is imported with torch's compiler, which takes longer: without it failed",
+            exc_info=True,
+        )
 
 
 def _without_distributed() -> None:
